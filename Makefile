@@ -40,9 +40,11 @@ NEEDS := $(addprefix tests/accumulators/test_,processes.py steps_and_integers.py
 	tests/hazards/test_damaged_semaphores.py
 LOWEST = VENV=$(VENV)-lowest PINS=constraints/lowest.txt BUILD_PINS=$(BUILD_PINS) WHEELS=$(WHEELS)
 SOAK_SECONDS ?= 600
+# Which upper floors `make floors` takes off, one after the other; `upper` is all of them.
+FLOORS ?= each
 
-.PHONY: help demo editable test smoke test-lowest environment-lowest test-home test-ray lint coverage dist docs model litmus \
-	simulate bench-ray soak soak-ray asan tsan aarch64 compare bench reference pins clean
+.PHONY: help demo editable test smoke test-lowest environment-lowest test-home test-ray lint floors floors-smoke coverage dist docs model \
+	litmus simulate bench-ray soak soak-ray asan tsan aarch64 compare bench reference pins clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 22
@@ -54,9 +56,9 @@ editable: ## install the tree itself, in .venv-editable; again after a change of
 	$(MAKE) --no-print-directory .venv-editable/.needed VENV=.venv-editable
 	.venv-editable/bin/pip install --quiet --constraint $(PINS) --no-build-isolation --editable . \
 		--config-settings build-dir=build/.venv-editable $(STRICT) \
-		--config-settings cmake.define.SHMACC_ASSERTIONS=ON
+		--config-settings cmake.define.SHMACC_QUICK_BUILD=ON
 
-test: $(VENV)/.lint lint ## style, types, and all tests against the built wheel
+test: $(VENV)/.lint lint ## style, types, and the tests that need no other packages, against the built wheel
 	$(BIN)/pytest --numprocesses 2 --dist worksteal $(TESTS)
 
 smoke: $(VENV)/.tested ## about 300 of the tests
@@ -77,6 +79,12 @@ lint: $(VENV)/.lint ## style and types
 	$(BIN)/clang-format --dry-run --Werror $(shell find shmacc/native -name "*.?pp")
 	$(BIN)/mypy
 	$(BIN)/zizmor --offline --quiet .github
+
+floors: $(VENV)/.lint ## take off each upper floor of the tree in a copy, and all: the rest is type-checked and tested
+	$(BIN)/python tools/chores/floors.py $(FLOORS) -- $(TESTS)
+
+floors-smoke: ## the core alone, and all without hosts, with a few of the tests
+	$(MAKE) --no-print-directory floors FLOORS='upper hosts' TESTS='$(filter-out tests/hazards/%,$(SMOKE))'
 
 coverage: ## count the lines that the tests reach, into build/coverage and docs/testing.md; ten minutes
 	$(MAKE) --no-print-directory .venv-coverage/.coverage VENV=.venv-coverage \
@@ -101,12 +109,12 @@ docs: .venv-docs/.installed ## build the documentation site into build/docs; eve
 		--doctree-dir build/.venv-docs/doctrees --conf-dir docs/site --builder html . build/docs
 	.venv-docs/bin/python tools/chores/links.py build/docs
 
-model: ## check the protocol's model exhaustively (needs the package spin, and gcc)
+model: $(VENV)/.installed ## check the protocol's models, and the world of hosts, exhaustively (needs spin, and gcc)
 	$(PYTHON) tools/model/check.py
-	$(PYTHON) tools/model/copies/check.py
+	$(BIN)/python tools/multihost/search.py
 
 litmus: ## hold the protocol's memory order against the memory models (needs herd7)
-	$(PYTHON) tools/model/litmus/check.py
+	$(PYTHON) tools/model/litmus/check.py --record
 
 test-ray: .venv-ray/.installed ## tests of shmacc.ray on a cluster of several nodes on this machine
 	.venv-ray/bin/pytest -o timeout=300 -o faulthandler_timeout=280 tests/on_ray $(TESTS_RAY)
@@ -125,7 +133,7 @@ soak-ray: .venv-ray/.installed ## kill, freeze, cut off and replace parts of a R
 
 asan: ## the hazards once more, under AddressSanitizer and UBSan
 	CXX=$(CXX) $(MAKE) --no-print-directory .venv-asan/.tested VENV=.venv-asan \
-		BUILD_OPTIONS='-C cmake.define.SHMACC_SANITIZE=address,undefined -C cmake.define.SHMACC_ASSERTIONS=ON -C install.strip=false'
+		BUILD_OPTIONS='-C cmake.define.SHMACC_SANITIZE=address,undefined -C install.strip=false'
 	CXX=$(CXX) bash tools/chores/sanitize.sh address $(TESTS)
 
 tsan: ## the tests that have threads once more, under ThreadSanitizer
@@ -142,8 +150,7 @@ compare: .venv-bench/.installed ## train a model by each way that one chooses be
 bench: .venv-bench/.installed ## measure beside TensorFlow, torch and others; ten minutes, BENCH=--quick: two
 	bash -o pipefail -c '.venv-bench/bin/python tools/bench/bench.py run $(BENCH) | tee build/bench.md'
 
-reference: $(VENV)/.lint ## write the JSON schema, manual page and pictures of shmacc-inspect anew
-	$(BIN)/python tools/inspect/pictures.py
+reference: $(VENV)/.lint ## write the manual pages, and the JSON schema of shmacc-inspect anew
 	$(BIN)/python tools/inspect/reference.py
 
 pins: $(VENV)/.pip ## pin the newest and the lowest versions anew, in constraints/

@@ -44,6 +44,7 @@ __getattr__, __dir__, __all__ = _lazy.attach(
         "shmacc._parameters.table_spec": ("TableSpec",),
         "shmacc._parameters.tables": ("Table",),
         "shmacc._values.specs": ("IndexedSlicesSpec", "TensorSpec"),
+        "shmacc._values.step_sampler": ("StepSampler",),
         "shmacc._accumulators.single": ("ConditionalAccumulatorBase",),
         "shmacc._segment.stats": ("Stats",),
         "shmacc._run.run": ("run",),

@@ -26,44 +26,15 @@ from shmacc._run.run import run
 from shmacc._segment.stats import Stats
 from shmacc._values.slices import IndexedSlices
 from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
+from shmacc._values.step_sampler import StepSampler
 
 __all__ = [
-    "NEVER_STALE",
-    "AccumulatorGroup",
-    "AsyncRound",
-    "AsyncSteps",
-    "ConditionalAccumulator",
-    "ConditionalAccumulatorBase",
-    "DensePartial",
-    "DenseTaken",
-    "GroupPartial",
-    "GroupTaken",
-    "IndexedSlices",
-    "IndexedSlicesSpec",
-    "Parameters",
-    "Round",
-    "SharedArrays",
-    "SparseConditionalAccumulator",
-    "SparseGradient",
-    "SparsePartial",
-    "SparseTaken",
-    "Stats",
-    "Steps",
-    "Table",
-    "TableSpec",
-    "TensorSpec",
-    "__version__",
-    "attach",
-    "errors",
-    "init",
-    "inspection",
-    "load",
-    "optim",
-    "raw_ops",
-    "run",
-    "save",
-    "sparse",
-    "testing",
-]
+    "NEVER_STALE", "AccumulatorGroup", "AsyncRound", "AsyncSteps", "ConditionalAccumulator",
+    "ConditionalAccumulatorBase", "DensePartial", "DenseTaken", "GroupPartial", "GroupTaken",
+    "IndexedSlices", "IndexedSlicesSpec", "Parameters", "Round", "SharedArrays",
+    "SparseConditionalAccumulator", "SparseGradient", "SparsePartial", "SparseTaken", "Stats",
+    "StepSampler", "Steps", "Table", "TableSpec", "TensorSpec", "__version__", "attach", "errors",
+    "init", "inspection", "load", "optim", "raw_ops", "run", "save", "sparse", "testing",
+]  # fmt: skip
 
 __version__: str

@@ -2,14 +2,12 @@
 
 from typing import Any
 
+import shmacc
 from shmacc._accumulators.dense import ConditionalAccumulator
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.sparse import SparseConditionalAccumulator
 from shmacc._base import layout, names
-from shmacc._parameters.parameters import Parameters
-from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._segment import opened, opening
-from shmacc._segment.opened import Opened
 from shmacc._segment.options import Owners, checked_owners
 from shmacc._values import arguments
 
@@ -17,13 +15,11 @@ Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup
 """The type of the object under a name. Any stands for shared arrays, and lets type checkers accept
 an accumulator's methods without a check. ``SharedArrays.attach`` is typed."""
 
-_CLASSES: dict[str, type[Opened]] = {
-    "sparse": SparseConditionalAccumulator,
-    "dense": ConditionalAccumulator,
-    "group": AccumulatorGroup,
-    "arrays": SharedArrays,
-    "parameters": Parameters,
-}
+# By the public names: only the class that is found is imported.
+_CLASSES = {
+    "sparse": "SparseConditionalAccumulator", "dense": "ConditionalAccumulator",
+    "group": "AccumulatorGroup", "arrays": "SharedArrays", "parameters": "Parameters",
+}  # fmt: skip
 
 
 def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None = None) -> Found:
@@ -45,5 +41,5 @@ def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None =
     """
     segment_name, whose = names.segment_name(shared_name), checked_owners(owners)
     handle = opening.attach(segment_name, whose, arguments.attach_timeout(timeout))
-    kind = _CLASSES[layout.KIND_NAMES[handle.config()["kind"]]]
+    kind = getattr(shmacc, _CLASSES[layout.KIND_NAMES[handle.config()["kind"]]])
     return opened.of_handle(kind, handle, segment_name, whose)

@@ -37,8 +37,14 @@ def loaded(module: str) -> list[Any]:
 def ending() -> BaseException | None:
     """Return the exception that ends this child; for use in multiprocessing's finalizers."""
     error = sys.exc_info()[1]
-    # A forked child inherits what its parent was handling: that ends nobody here.
-    return _kept if error is None or id(error) == _parents else error
+    # A forked child inherits the exception that its parent was handling: it does not end the child.
+    return _kept if _kept or error is None or id(error) == _parents else error
+
+
+def keep(error: BaseException) -> None:
+    """Note the exception that ends this child; the first one counts."""
+    global _kept  # noqa: PLW0603  one exception ends the process
+    _kept = _kept or error
 
 
 def kept() -> BaseException | None:
@@ -47,11 +53,10 @@ def kept() -> BaseException | None:
 
 
 def _run(run: Callable[[], object]) -> None:
-    global _kept  # noqa: PLW0603  one exception ends the process
     try:
         run()
     except BaseException as error:
-        _kept = error
+        keep(error)
         raise
 
 

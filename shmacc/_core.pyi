@@ -39,9 +39,11 @@ SUMS: dict[str, int]
 OPTIMIZERS: dict[str, int]
 DECOUPLED: tuple[str, ...]
 OPTIMIZER_OPTIONS: dict[str, int]
+CONSTRAINTS: dict[str, int]
 INITIALS: dict[str, int]
 MAX_ROWS: int
 ACTIVITIES: dict[str, int]
+ROLES: dict[str, int]
 SUM_BYTES: dict[str, int]
 REGION_SPAN: int
 PAGE_BYTES: int
@@ -76,28 +78,16 @@ class RoundResult:
 class MemberGradient: ...
 
 def sparse_gradient(
-    member: int,
-    sum: int,
-    reduction: int,
-    indices: Any,
-    values: Any,
-    counts: Any | None,
-    ascending: bool,
-    count: int,
-    weight: int,
-) -> MemberGradient: ...
+    member: int, sum: int, reduction: int, indices: Any, values: Any, counts: Any | None,
+    ascending: bool, count: int, weight: int
+) -> MemberGradient: ...  # fmt: skip
 def dense_gradient(
     member: int, sum: int, reduction: int, values: Any, count: int, weight: int
 ) -> MemberGradient: ...
 def plain_rows(
-    member: int,
-    sum: int,
-    reduction: int,
-    indices: Any,
-    values: Any,
-    type_number: int,
-    declared: Shape,
-) -> MemberGradient | None: ...
+    member: int, sum: int, reduction: int, indices: Any, values: Any, type_number: int,
+    declared: Shape
+) -> MemberGradient | None: ...  # fmt: skip
 def plain_dense(
     member: int, sum: int, reduction: int, value: Any, type_number: int, declared: Shape
 ) -> MemberGradient | None: ...
@@ -123,49 +113,28 @@ class Handle:
     @property
     def closed(self) -> bool: ...
     def apply_sparse(
-        self,
-        indices: Any,
-        values: Any,
-        counts: Any | None,
-        ascending: bool,
-        local_step: int,
-        terms: Terms | None,
-    ) -> bool: ...
+        self, indices: Any, values: Any, counts: Any | None, ascending: bool, local_step: int,
+        terms: Terms | None
+    ) -> bool: ...  # fmt: skip
     def apply_dense(self, values: Any, local_step: int, terms: Terms | None) -> bool: ...
     def apply_plain_rows(
-        self,
-        indices: Any,
-        values: Any,
-        type_number: int,
-        declared: Shape,
-        local_step: int,
-        terms: Terms | None,
-    ) -> bool | None: ...
+        self, indices: Any, values: Any, type_number: int, declared: Shape, local_step: int,
+        terms: Terms | None
+    ) -> bool | None: ...  # fmt: skip
     def apply_plain_dense(
-        self,
-        value: Any,
-        type_number: int,
-        declared: Shape,
-        local_step: int,
-        terms: Terms | None,
+        self, value: Any, type_number: int, declared: Shape, local_step: int, terms: Terms | None
     ) -> bool | None: ...
     def apply_group(
-        self,
-        gradients: list[MemberGradient],
-        local_step: int,
-        terms: Terms | None,
-        answer: Answer | None = None,
-    ) -> bool: ...
+        self, gradients: list[MemberGradient], local_step: int, terms: Terms | None,
+        answer: Answer | None = None
+    ) -> bool: ...  # fmt: skip
+    def on_repeat(self, call: Callable[[int], None] | None) -> None: ...
     def be_contributor(self, contributor: int) -> None: ...
     def drop_if_stale(self, local_step: int, gradients: int, timeout: float | None) -> bool: ...
     def take(
-        self,
-        taken: RoundResult,
-        num_required: int,
-        at_least: int,
-        timeout: float | None,
-        raise_departures: bool,
-    ) -> None: ...
+        self, taken: RoundResult, num_required: int, at_least: int, timeout: float | None,
+        raise_departures: bool
+    ) -> None: ...  # fmt: skip
     def look(self, taken: RoundResult, timeout: float | None) -> None: ...
     def reduce(
         self, pieces: list[Any], count: int, weight: int
@@ -173,14 +142,9 @@ class Handle:
     def check_departures(self) -> None: ...
     def keep(self, taken: RoundResult) -> bool: ...
     def open_round(
-        self,
-        taken: RoundResult,
-        num_required: int,
-        at_least: int,
-        timeout: float | None,
-        raise_departures: bool,
-        caller: Caller | None,
-    ) -> None: ...
+        self, taken: RoundResult, num_required: int, at_least: int, timeout: float | None,
+        raise_departures: bool, caller: Caller | None
+    ) -> None: ...  # fmt: skip
     def consume_round(self, serial: int) -> bool: ...
     def give_up_round(self, serial: int) -> None: ...
     def set_step(self, step: int, timeout: float | None = None) -> int: ...
@@ -191,12 +155,9 @@ class Handle:
         self, after: int, timeout: float | None, raise_departures: bool, caller: Caller | None
     ) -> tuple[int, int]: ...
     def next_step(
-        self,
-        last: tuple[int, int] | None,
-        timeout: float | None,
-        raise_departures: bool,
-        caller: Caller | None,
-    ) -> tuple[int, int] | None: ...
+        self, last: tuple[int, int] | None, timeout: float | None, raise_departures: bool,
+        caller: Caller | None
+    ) -> tuple[int, int] | None: ...  # fmt: skip
     def read_step(self) -> int: ...
     def read_in_thread(self, at: tuple[int, int]) -> None: ...
     def last_read(self) -> tuple[int, int] | None: ...
@@ -229,25 +190,15 @@ class Handle:
 
 class RoundBlock:
     def __init__(
-        self,
-        handle: Handle,
-        make: Callable[[RoundResult], Any],
-        num_required: int,
-        at_least: int,
-        timeout: float | None,
-        raise_departures: bool,
-    ) -> None: ...
+        self, handle: Handle, make: Callable[[RoundResult], Any], num_required: int, at_least: int,
+        timeout: float | None, raise_departures: bool
+    ) -> None: ...  # fmt: skip
 
 class Round(RoundBlock, Generic[_Result_co]):
     def __init__(
-        self,
-        handle: Handle,
-        make: Callable[[RoundResult], Any],
-        num_required: int,
-        at_least: int,
-        timeout: float | None,
-        raise_departures: bool,
-    ) -> None: ...
+        self, handle: Handle, make: Callable[[RoundResult], Any], num_required: int, at_least: int,
+        timeout: float | None, raise_departures: bool
+    ) -> None: ...  # fmt: skip
     def __enter__(self) -> _Result_co: ...
     def __exit__(
         self,
@@ -258,14 +209,9 @@ class Round(RoundBlock, Generic[_Result_co]):
 
 class AsyncBlock(RoundBlock, Generic[_Result_co]):
     def __init__(
-        self,
-        handle: Handle,
-        make: Callable[[RoundResult], Any],
-        num_required: int,
-        at_least: int,
-        timeout: float | None,
-        raise_departures: bool,
-    ) -> None: ...
+        self, handle: Handle, make: Callable[[RoundResult], Any], num_required: int, at_least: int,
+        timeout: float | None, raise_departures: bool
+    ) -> None: ...  # fmt: skip
     def __aexit__(
         self,
         kind: type[BaseException] | None,
@@ -366,44 +312,24 @@ class SegmentView:
 def open(path: str, owners: list[int] | None) -> tuple[str, int, Handle | None]: ...
 def view(path: str) -> tuple[str, int, SegmentView | None]: ...
 def create(
-    path: str,
-    semaphore_path: str,
-    name: str,
-    kind: int,
-    members: list[tuple[Any, ...]],
-    reduction: int,
-    lanes: int,
-    capacity: int | None,
-    is_private: bool,
-    unlink_on_close: bool,
-    token: int,
-    hash_key: bytes,
-    mode: int,
-    arrays: list[list[tuple[int, npt.NDArray[np.uint8] | None]]],
-) -> Handle | None: ...
+    path: str, semaphore_path: str, name: str, kind: int, members: list[tuple[Any, ...]],
+    reduction: int, lanes: int, capacity: int | None, is_private: bool, unlink_on_close: bool,
+    token: int, hash_key: bytes, mode: int,
+    arrays: list[list[tuple[int, npt.NDArray[np.uint8] | None]]]
+) -> Handle | None: ...  # fmt: skip
 def open_rounds() -> list[BlockAccess]: ...
 def merged_rows(
     indices: npt.NDArray[np.int64], values: npt.NDArray[Any], is_double: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]: ...
 def update(
-    handle: Handle,
-    rounds: Handle,
-    serial: int,
-    step: int,
-    changes: list[Any],
-    timeout: float | None,
-) -> bool: ...
+    handle: Handle, rounds: Handle, serial: int, step: int, changes: list[Any],
+    timeout: float | None
+) -> bool: ...  # fmt: skip
 def change_copy(
-    handle: Handle,
-    lineage: tuple[int, int, int],
-    parent: tuple[int, int, int] | None,
-    step: int,
-    begun: int,
-    changes: list[Any],
-    updates: list[int],
-    timeout: float | None,
-    only_check: bool = False,
-) -> tuple[bool, int]: ...
+    handle: Handle, lineage: tuple[int, int, int], parent: tuple[int, int, int] | None, step: int,
+    begun: int, changes: list[Any], updates: list[int], timeout: float | None,
+    only_check: bool = False
+) -> tuple[bool, int]: ...  # fmt: skip
 def load(
     parameters: list[tuple[Handle, int, list[Any], list[int]]],
     accumulators: list[tuple[Handle, int, list[MemberGradient], Terms]],
@@ -412,7 +338,8 @@ def load(
 def read_parameters(
     handle: Handle,
     copies: list[tuple[int, int, Any]],
-    tables: list[tuple[int, bool]],
+    tables: list[int],
+    whole: bool,
     timeout: float | None,
 ) -> tuple[
     int,
@@ -421,11 +348,14 @@ def read_parameters(
     tuple[int, int, int, int],
 ]: ...
 def initial_rows(
-    initial: tuple[int, list[float], int],
-    ids: npt.NDArray[np.int64],
-    width: int,
+    initial: tuple[int, list[float], int], ids: npt.NDArray[np.int64], width: int, is_double: bool,
+    to: npt.NDArray[Any]
+) -> None: ...  # fmt: skip
+def constrain(
+    optimizer: tuple[int, tuple[float, ...]],
+    contents: npt.NDArray[np.uint8],
+    row: int,
     is_double: bool,
-    to: npt.NDArray[Any],
 ) -> None: ...
 def is_in_order(error: BaseException | None) -> bool: ...
 def note_parents_exception(error: BaseException | None) -> None: ...

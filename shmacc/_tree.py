@@ -9,7 +9,7 @@ def extension() -> ModuleType:
     """Return the extension, ``shmacc._core``.
 
     Raises:
-        ImportError: It is missing; in the source tree the message says why, and what to do.
+        ImportError: No extension; in the source tree the message says why, and what to do.
     """
     try:
         return importlib.import_module("shmacc._core")
@@ -18,11 +18,10 @@ def extension() -> ModuleType:
         # Else the extension lacks something, or the installed package is damaged.
         if missing.name != "shmacc._core" or not os.path.isdir(f"{tree}/native"):
             raise
-        # Usually shmacc is installed too, but Python searches the checkout first.
+        # Usually shmacc is installed too, but Python looks first into the current folder, or into
+        # that of the script.
+        root = os.path.dirname(tree)
         raise ImportError(
-            f"{tree} is the source of shmacc, without the compiled extension. Python found it "
-            "before any installed shmacc, because the folder that it is in comes first in "
-            "sys.path: it is the current folder, or the script's. Either install the source "
-            f"itself: pip install -e {os.path.dirname(tree)}; or start Python in another folder, "
-            "or with the option -P."
+            f"{tree} is the source of shmacc, not compiled: start Python in another folder, or "
+            f"with -P (what is installed by `pip install {root}` is found there)"
         ) from None

@@ -9,21 +9,11 @@ not apply. Message and attributes pickle, so errors arrive complete from worker 
 from typing import Any, Self
 
 __all__ = [
-    "AlreadyExistsError",
-    "CancelledError",
-    "ChiefDiedError",
-    "DataLossError",
-    "DeadlineExceededError",
-    "FailedPreconditionError",
-    "FinishedError",
-    "InvalidArgumentError",
-    "NotFoundError",
-    "OutOfRangeError",
-    "PermissionDeniedError",
-    "ResourceExhaustedError",
-    "ShmaccError",
-    "WorkerDiedError",
-]
+    "AlreadyExistsError", "CancelledError", "ChiefDiedError", "DataLossError",
+    "DeadlineExceededError", "FailedPreconditionError", "FinishedError", "InternalError",
+    "InvalidArgumentError", "NotFoundError", "OutOfRangeError", "PermissionDeniedError",
+    "ResourceExhaustedError", "ShmaccError", "WorkerDiedError",
+]  # fmt: skip
 
 
 class ShmaccError(Exception):
@@ -106,7 +96,12 @@ class CancelledError(ShmaccError):
     """The wait was cancelled, or its handle was closed meanwhile. Nothing was consumed.
 
     What to do: End, if ``cancel()`` or ``close()`` was meant to end the wait; else call it again.
+
+    Attributes:
+        signal: The number of the signal that has ended a run (`shmacc.run`).
     """
+
+    signal: int | None = None
 
 
 class NotFoundError(ShmaccError, FileNotFoundError):
@@ -259,3 +254,14 @@ class ChiefDiedError(ShmaccError):
 
     pids: tuple[int, ...] | None = None
     reasons: tuple[str, ...] | None = None
+
+
+class InternalError(ShmaccError, AssertionError):
+    """An assertion of this library does not hold: it has a fault, or its memory was written over.
+
+    The call has ended as if its process had died there: it has its whole effect or none, other
+    processes go on, and what was half written is undone by the next call, of any process.
+
+    What to do: Report the message, which names the place in the source. End the process, which may
+    be damaged; a run (`shmacc.run`) starts it again.
+    """

@@ -21,8 +21,8 @@ from typing import Any
 from shmacc._base import layout
 from shmacc._base.shown import shown
 from shmacc._base.signals import pass_on
+from shmacc._values.numbers import finite
 from shmacc.errors import InvalidArgumentError
-from shmacc.optim import finite
 
 __all__ = ["Constant", "Initial", "Normal", "Uniform"]
 

@@ -12,25 +12,37 @@ optimizer that is ``decoupled``, as `AdamW`, ``p *= 1 - learning_rate * weight_d
 With the same numbers, SGD and Adagrad compute as torch's do. Where TensorFlow and torch differ,
 ``as_torch=True`` computes as torch; `shmacc.torch.optimizer_of` translates torch's optimizers.
 
+``constraint`` says what holds of rows after the rule: `UnitNorm`, `MaxNorm`, `NonNeg` or `Clip`. It
+is applied in the same commit, after a decoupled decay, too, to the rows that the update changes: of
+a dense gradient all. A row is everything behind the first dimension of an array or a table. The
+first contents of arrays and tables are constrained as well; new contents (``values=``) and restored
+ones are stored as they are given, until an update changes the rows.
+
 The segment keeps optimizers with the parameters. They are frozen, and two of a class are equal if
 all their numbers are.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from shmacc._base import layout
 from shmacc._base.shown import shown
-from shmacc._base.signals import pass_on
+from shmacc._values import constraints
+from shmacc._values.constraints import Clip, Constraint, MaxNorm, NonNeg, UnitNorm
+from shmacc._values.numbers import finite, flag
 from shmacc.errors import InvalidArgumentError
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Optimizer", "RMSprop"]
+__all__ = [
+    "SGD", "Adagrad", "Adam", "AdamW", "Clip", "Constraint", "Ftrl", "MaxNorm", "NonNeg",
+    "Optimizer", "RMSprop", "UnitNorm", "clip_by_global_norm",
+]  # fmt: skip
 
 
 _DECAY = 4  # the index of the weight decay in an optimizer's numbers
+_LIMITS = 5  # the index of the first number of the constraint there
 
 
 class Slot(NamedTuple):
@@ -47,18 +59,27 @@ class Slot(NamedTuple):
     rowwise: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Optimizer:
     """The common base of optimizers.
 
     Attributes:
         learning_rate: The step size.
+        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
     """
 
     learning_rate: float
+    constraint: Constraint | None = field(default=None, kw_only=True)
 
     _at_most: ClassVar[dict[str, float]] = {}
     """Upper bounds of the numbers that have one; no number may be below 0."""
+
+    def __repr__(self) -> str:
+        fields = [each.name for each in dataclasses.fields(self) if each.name != "constraint"]
+        if self.constraint is not None:
+            fields.append("constraint")
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
+        return f"{type(self).__name__}({shown})"
 
     @property
     def decoupled(self) -> bool:
@@ -66,14 +87,16 @@ class Optimizer:
         return type(self).__name__ in layout.DECOUPLED
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if each.name == "constraint":
+                checked: object = constraints.check(value, f"{type(self).__name__}'s constraint")
             # The class itself: this module must not make strings of its annotations.
-            if field.type is bool:
-                checked: object = _flag(value, field.name)
+            elif each.type is bool:
+                checked = flag(value, each.name)
             else:
-                checked = self._number(value, field.name)
-            object.__setattr__(self, field.name, checked)
+                checked = self._number(value, each.name)
+            object.__setattr__(self, each.name, checked)
 
     def _number(self, value: object, what: str) -> float:
         number = finite(value, f"{type(self).__name__}'s {what}")
@@ -129,13 +152,15 @@ class Optimizer:
             InvalidArgumentError: A number is too large; or as for `check_rate`.
         """
         self.check_rate(self.learning_rate, smallest, largest)
-        for field in dataclasses.fields(self):
-            number = getattr(self, field.name)
-            if abs(number) > largest:
-                raise InvalidArgumentError(
-                    f"{type(self).__name__}'s {field.name} must be at most {largest:.3g} in the "
-                    f"array's dtype, but was {number:g}"
-                )
+        for owner in (self, self.constraint) if self.constraint else (self,):
+            for each in dataclasses.fields(owner):
+                number = getattr(owner, each.name)
+                if each.name != "constraint" and abs(number) > largest:
+                    bound = f"at least {-largest:.3g}" if number < 0 else f"at most {largest:.3g}"
+                    raise InvalidArgumentError(
+                        f"{type(owner).__name__}'s {each.name} must be {bound} in the array's "
+                        f"dtype, but was {number:g}"
+                    )
 
     def config(self) -> tuple[int, tuple[float, ...]]:
         """Return the optimizer as the extension takes it: the kind, with options, and numbers."""
@@ -147,10 +172,14 @@ class Optimizer:
             numbers += [0.0] * (_DECAY - len(numbers)) + [decay]
         if getattr(self, "as_torch", False):
             kind |= layout.OPTIMIZER_OPTIONS["as_torch"]
+        if self.constraint is not None:
+            bits, limits = self.constraint.config()
+            kind |= bits
+            numbers += [0.0] * (_LIMITS - len(numbers)) + limits
         return kind, tuple(numbers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SGD(Optimizer):
     """Gradient descent, with momentum if that is not 0.
 
@@ -167,6 +196,7 @@ class SGD(Optimizer):
         momentum: How much of the last change is kept, 0 to 1; 0: there is no slot.
         nesterov: Whether the momentum is Nesterov's, which looks one step ahead.
         weight_decay: The strength of the l2 penalty.
+        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
     """
 
     momentum: float = 0.0
@@ -180,7 +210,7 @@ class SGD(Optimizer):
         return (Slot("momentum"),) if self.momentum else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Adagrad(Optimizer):
     """Adagrad: an element's steps become shorter with the squares of its gradients.
 
@@ -198,14 +228,16 @@ class Adagrad(Optimizer):
 
     The mean adds the squares in eight sums, each of every eighth element, in order. It adds these
     sums as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`` and divides by n. An array of one
-    dimension is then a single row, so its gradient must be dense.
+    dimension is then a single row, so its gradient must be dense. The squares are of gradients with
+    the penalty of ``weight_decay``, as with FBGEMM's ``WeightDecayMode.L2``.
 
     Attributes:
         learning_rate: The step size.
         initial_accumulator_value: The value that accumulators start with.
         epsilon: Added to the square root.
         rowwise: Whether each row has one accumulator.
-        weight_decay: The strength of the l2 penalty; not with `rowwise`.
+        weight_decay: The strength of the l2 penalty.
+        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
     """
 
     initial_accumulator_value: float = 0.1
@@ -213,18 +245,12 @@ class Adagrad(Optimizer):
     rowwise: bool = False
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is another class than the one written here.
-        Optimizer.__post_init__(self)
-        if self.rowwise and self.weight_decay:
-            raise InvalidArgumentError("A rowwise Adagrad has no weight_decay")
-
     def slots(self) -> tuple[Slot, ...]:
         """Return ``accumulator``."""
         return (Slot("accumulator", self.initial_accumulator_value, self.rowwise),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RMSprop(Optimizer):
     """RMSprop: as Adagrad, with a decaying mean of the squares.
 
@@ -251,6 +277,7 @@ class RMSprop(Optimizer):
         epsilon: Added under the square root; with `as_torch` to the root.
         weight_decay: The strength of the l2 penalty.
         as_torch: Whether to compute as torch's RMSprop does.
+        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
     """
 
     rho: float = 0.9
@@ -266,7 +293,7 @@ class RMSprop(Optimizer):
         return (Slot("rms"), Slot("momentum")) if self.momentum else (Slot("rms"),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Adam(Optimizer):
     """Adam: steps by the moments of an element's gradients.
 
@@ -289,6 +316,7 @@ class Adam(Optimizer):
         epsilon: Added to the square root.
         weight_decay: The strength of the l2 penalty.
         as_torch: Whether to compute as torch's Adam does, and for rows as its SparseAdam.
+        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
     """
 
     beta_1: float = 0.9
@@ -317,7 +345,7 @@ class Adam(Optimizer):
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AdamW(Adam):
     """Adam with decoupled weight decay: ``p *= 1 - learning_rate * weight_decay`` comes first.
 
@@ -330,12 +358,13 @@ class AdamW(Adam):
         epsilon: Added to the square root.
         weight_decay: An update takes ``learning_rate * weight_decay`` of an element away.
         as_torch: Whether to compute as torch's AdamW does, as for `Adam`.
+        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
     """
 
     weight_decay: float = 0.01
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Ftrl(Optimizer):
     """Follow the regularized leader, proximal: sparse models by l1.
 
@@ -355,6 +384,7 @@ class Ftrl(Optimizer):
         initial_accumulator_value: The value that accumulators start with.
         l1: The strength of the l1 penalty.
         l2: The strength of the l2 penalty.
+        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
     """
 
     learning_rate_power: float = -0.5
@@ -400,47 +430,55 @@ def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
     """
     number, numbers = config
     options = {name: number & bit for name, bit in layout.OPTIMIZER_OPTIONS.items()}
-    base = number - sum(options.values())
+    constraint = number & constraints.BITS
+    base = number - sum(options.values()) - constraint
     for kind in KINDS:
         if layout.OPTIMIZERS[kind.__name__] == base:
-            fields = {field.name: field.type for field in dataclasses.fields(kind)}
+            fields = {each.name: each.type for each in dataclasses.fields(kind)}
             # A segment has five numbers for each optimizer, whether it uses them or not.
             made: dict[str, Any] = dict(zip(_numbers(kind), numbers, strict=False))
             if "weight_decay" in fields:
                 made["weight_decay"] = numbers[_DECAY] if options["weight_decay"] else 0.0
             if "as_torch" in fields:
                 made["as_torch"] = options["as_torch"]
-            return kind(**{n: bool(v) if fields[n] is bool else v for n, v in made.items()})
+            made = {n: bool(v) if fields[n] is bool else v for n, v in made.items()}
+            made["constraint"] = constraints.of_config(constraint, numbers[_LIMITS:])
+            return kind(**made)
     return None
 
 
 def _numbers(kind: type[Optimizer]) -> list[str]:
     """Return the fields that are stored as numbers, in the segment's order; options are bits."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return [name for name in names if name not in layout.OPTIMIZER_OPTIONS]
+    names = [each.name for each in dataclasses.fields(kind)]
+    return [name for name in names if name not in {*layout.OPTIMIZER_OPTIONS, "constraint"}]
 
 
-def finite(value: object, what: str) -> float:
-    """Return a value as a float.
+def clip_by_global_norm(taken: Mapping[str, Any], clip_norm: float) -> tuple[dict[str, Any], float]:
+    """Scale gradients so that their norm, taken together, is at most `clip_norm`.
+
+    As ``tf.clip_by_global_norm``: each gradient times ``clip_norm / max(norm, clip_norm)``. The
+    rows that a sparse gradient or a table's does not have count as zeros::
+
+        with group.round(n) as taken:
+            clipped, norm = shmacc.optim.clip_by_global_norm(taken.without("loss"), 1.0)
+            params.update(taken.only(), gradients=clipped)
+
+    The sums of squares are float64. If the norm is no finite number, all numbers become NaN, as
+    TensorFlow's do: look at ``math.isfinite(norm)`` before the update.
+
+    Args:
+        taken: What a group's round gave, or a mapping from name to such parts:
+            ``{"emb": taken}`` of a single accumulator. All are floats. It is not changed.
+        clip_norm: The largest norm, 0 or more; ``math.inf`` only measures.
+
+    Returns:
+        The gradients by name, for ``gradients=`` of `Parameters.update`: an array, or
+        `IndexedSlices`, in the dtype of what was given; and the norm before clipping.
 
     Raises:
-        InvalidArgumentError: The value is no number, or not finite.
+        InvalidArgumentError: `clip_norm` is negative or NaN; `taken` is no mapping to parts of a
+            round; or a part has no floats, as a count (leave it out by ``taken.without``).
     """
-    try:
-        number = math.nan if isinstance(value, str) or _is_flag(value) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError) as error:
-        pass_on(error)
-        number = math.nan
-    if not math.isfinite(number):
-        raise InvalidArgumentError(f"{what} must be a finite number, but was {shown(value)}")
-    return number
+    from shmacc._values import clipping  # late: optimizers alone need no NumPy
 
-
-def _flag(value: object, what: str) -> bool:
-    if not _is_flag(value):
-        raise InvalidArgumentError(f"{what} must be True or False, but was {shown(value)}")
-    return bool(value)
-
-
-def _is_flag(value: object) -> bool:
-    return type(value).__name__ in {"bool", "bool_"}  # NumPy's, too, without importing NumPy
+    return clipping.clip_by_global_norm(taken, clip_norm)

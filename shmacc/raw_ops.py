@@ -27,20 +27,13 @@ from shmacc._values import dtypes
 from shmacc.errors import InvalidArgumentError
 
 __all__ = [
-    "AccumulatorApplyGradient",
-    "AccumulatorNumAccumulated",
-    "AccumulatorSetGlobalStep",
-    "AccumulatorTakeGradient",
-    "ConditionalAccumulator",
-    "ResourceAccumulatorApplyGradient",
-    "ResourceAccumulatorNumAccumulated",
-    "ResourceAccumulatorSetGlobalStep",
-    "ResourceAccumulatorTakeGradient",
-    "ResourceConditionalAccumulator",
-    "SparseAccumulatorApplyGradient",
-    "SparseAccumulatorTakeGradient",
+    "AccumulatorApplyGradient", "AccumulatorNumAccumulated", "AccumulatorSetGlobalStep",
+    "AccumulatorTakeGradient", "ConditionalAccumulator", "ResourceAccumulatorApplyGradient",
+    "ResourceAccumulatorNumAccumulated", "ResourceAccumulatorSetGlobalStep",
+    "ResourceAccumulatorTakeGradient", "ResourceConditionalAccumulator",
+    "SparseAccumulatorApplyGradient", "SparseAccumulatorTakeGradient",
     "SparseConditionalAccumulator",
-]
+]  # fmt: skip
 
 # ruff: noqa: N802  the names are TensorFlow's
 
@@ -49,7 +42,7 @@ __all__ = [
 def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
-            # Not the accumulator's ``with`` block: an error would make this process a failed one.
+            # The accumulator is no context here: an error would make this process a failed one.
             handle = stack.enter_context(contextlib.closing(_attach.attach(handle)))
         yield _resolved(handle, kind)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shmacc._base import names
-from shmacc._segment import removal
 
 _SETTING = "shmacc_namespace"
 
@@ -64,13 +63,16 @@ def isolated_namespace() -> Iterator[str]:
         else:
             os.environ[names.NAMESPACE_VARIABLE] = before
         if os.getpid() == pid:
-            removal.remove_namespace(namespace)
+            for file_name in names.files_in(namespace):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
 
 
 def leaked_names(namespace: str | None = None) -> tuple[str, ...]:
     """Return the names of segments and semaphores in ``/dev/shm``, sorted.
 
     Args:
-        namespace: Limits the names to this namespace; None: all names of this library.
+        namespace: Limits the names to this namespace, and those of runs that were started in it;
+            None: all names of this library.
     """
     return names.files_in(namespace)

@@ -1,8 +1,10 @@
 """Each test has its own namespace in shared memory, and must leave no names in it."""
 
 import gc
+import importlib
+import importlib.util
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -14,12 +16,14 @@ pytest.register_assert_rewrite(
 )
 
 from helpers.apart import Crew  # noqa: E402 - see above
+from helpers.support import LONG  # noqa: E402 - see above
 
-from shmacc import testing  # noqa: E402 - see above
+from shmacc import ConditionalAccumulator, testing  # noqa: E402 - see above
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end children, though a pytest in a shell's background ignores SIGINT."""
+    """Let Ctrl-C end children, and know how they end, whatever a launcher ignores."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -58,15 +62,44 @@ def _with_lines(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
+@pytest.fixture(scope="session")
+def watch() -> Iterator[Callable[[str, float], None]]:
+    """End a test in which a wait of the library lasts too long."""
+    if importlib.util.find_spec("helpers.patience") is None:  # without inspection (`make floors`)
+        yield lambda _namespace, _seconds: None
+        return
+    with importlib.import_module("helpers.patience").Watchdog() as watchdog:
+        yield watchdog.watch
+
+
 @pytest.fixture(autouse=True)
-def namespace() -> Iterator[str]:
+def namespace(request: pytest.FixtureRequest, watch: Callable[[str, float], None]) -> Iterator[str]:
     """Run the test in a namespace of its own, which it must leave empty."""
+    # Where processes import torch, JAX or Ray first, others wait for them.
+    usual = LONG if request.path.parent.name in {"other_packages", "on_ray"} else LONG / 3
+    patience = request.node.get_closest_marker("patience")
     with testing.isolated_namespace() as own:
+        watch(own, patience.args[0] if patience else usual)
         yield own
+        watch("", 0)
         # Finalizers must run in the test that made the objects, not in a later one.
         gc.collect()
         left = testing.leaked_names(own)
     assert left == (), f"left in /dev/shm: {left}"
+
+
+@pytest.fixture
+def lanes() -> int:
+    """Return the number of ``acc``'s lanes; test files may override it."""
+    return 1
+
+
+@pytest.fixture
+def acc(lanes: int) -> Iterator[ConditionalAccumulator]:
+    """A dense accumulator of sums, named "acc", unlinked at the end."""
+    with ConditionalAccumulator("f8", (), "acc", reduction_type="SUM", lanes=lanes) as made:
+        yield made
+        made.unlink()
 
 
 @pytest.fixture

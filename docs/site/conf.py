@@ -18,23 +18,14 @@ version = release = metadata.version("shmacc")
 copyright = "the authors of shmacc; MIT licence"  # noqa: A001  the name is Sphinx's
 
 extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_copybutton",
-    "pages",
-]
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "pages",
+]  # fmt: skip
 root_doc = "README"
 exclude_patterns = [".*", "build", "dist", "**/__pycache__"]
 _WRITTEN = [
-    "*.md",
-    "docs/*.md",
-    "docs/*/*.md",
-    "docs/reference/*.rst",
-    "shmacc/native/README.md",
-    "tools/model/README.md",
-    "tools/model/litmus/README.md",
-]
+    "*.md", "docs/*.md", "docs/*/*.md", "docs/reference/*.rst", "shmacc/native/README.md",
+    "tests/README.md", "tools/model/README.md", "tools/model/litmus/README.md",
+]  # fmt: skip
 # Source files are pages if a page links to them. Files to install are downloads.
 _PAGES = [page for pattern in _WRITTEN for page in ROOT.glob(pattern)]
 _LINKS = {
@@ -43,12 +34,9 @@ _LINKS = {
     for link in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", page.read_text(encoding="utf-8"))
 }
 source_suffix = {
-    ".md": "markdown",
-    ".rst": "restructuredtext",
-    ".hpp": "cpp",
-    ".py": "python",
+    ".md": "markdown", ".rst": "restructuredtext", ".hpp": "cpp", ".py": "python",
     ".pml": "promela",
-}
+}  # fmt: skip
 include_patterns = [
     *_WRITTEN,
     *(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-import navigation
 from docutils import nodes
 from sphinx.domains.python import PyObject
 from sphinx.parsers import Parser
@@ -73,9 +73,17 @@ def _row(*cells: str) -> list[str]:
 
 
 def _add_navigation(app: Sphinx, docname: str, source: list[str]) -> None:
-    if docname == app.config.root_doc:
-        source[0] += navigation.toctrees(app.env.found_docs)
-    source[0] += navigation.behind(docname, app.env.found_docs)
+    """Let the sections of docs/README.md, and the pages that they link to, be the navigation."""
+    if docname != app.config.root_doc:
+        return
+    listed = Path(app.srcdir, "docs", "README.md").read_text(encoding="utf-8")
+    _, *sections = re.split(r"^\*\*(.*?)\*\*", listed, flags=re.MULTILINE)
+    left = dict.fromkeys(app.env.found_docs - {docname})
+    for caption, section in zip(sections[::2], sections[1::2], strict=True):
+        links = re.findall(r"\]\(([^)#]+)\.(?:md|rst)", section)
+        pages = [os.path.normpath(f"docs/{link}") for link in links]
+        entries = "".join(f"/{page}\n" for page in pages if left.pop(page, page) is None)
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}```\n"
 
 
 def _inline_drawings(app: Sphinx, doctree: nodes.document) -> None:
@@ -123,13 +131,10 @@ def _make_accessible(
     for part, found, better in (
         ("body", "<pre>", '<pre tabindex="0">'),
         ("body", '<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
-        (
-            "body",
-            '<dl>\n<dd><em class="sig-param">',
-            '<dl role="none">\n<dd><em class="sig-param">',
-        ),
+        ("body", '<dl>\n<dd><em class="sig-param">',
+            '<dl role="none">\n<dd><em class="sig-param">'),
         ("furo_navigation_tree", 'role="heading"', 'role="heading" aria-level="2"'),
-    ):
+    ):  # fmt: skip
         if part in context:
             context[part] = context[part].replace(found, better)
 

@@ -1,1 +1,1 @@
-"""Gradients come in, rounds go out."""
+"""Accumulators: processes apply gradients, and take them as rounds."""

@@ -8,12 +8,13 @@ and results.py makes NumPy arrays of its results.
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from shmacc import _core
 from shmacc._accumulators import rounds, saved_state
-from shmacc._accumulators.drops import Drops
+from shmacc._accumulators.drops import Drops, warn_of_repeated
 from shmacc._accumulators.members import AccumulatedMember, AccumulatorSpec
 from shmacc._accumulators.rounds import Round
 from shmacc._accumulators.steps import Stepped
@@ -81,6 +82,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         self._label = self._DEFAULT_NAME if own is None else own
         self._spec = existing
         self._drops = Drops(self._handle, self._shared_name)
+        self._handle.on_repeat(partial(warn_of_repeated, self._shared_name))
 
     def _check_asked(self, asked: AccumulatorSpec) -> None:
         if asked.private and self._label != self._DEFAULT_NAME:
@@ -97,7 +99,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         Raises:
             InvalidArgumentError: One of them is bad.
         """
-        # Before the other checks: a worker that fails by them must be told of, too.
+        # Announce the worker first, so that takes report its failure even if a check below fails.
         who = arguments.contributor(contributor)
         if who is not None:
             self._handle.be_contributor(who)

@@ -74,7 +74,7 @@ async def wait_in_thread(
     thread = threading.Thread(target=make_call, name="shmacc: a coroutine's wait", daemon=True)
     try:
         try:
-            # No executor of the loop: its threads are few, and a wait may last for ever.
+            # Do not use the loop's executor: its threads are few, and a wait may last for ever.
             thread.start()
         except RuntimeError as error:
             raise ResourceExhaustedError(
@@ -86,7 +86,7 @@ async def wait_in_thread(
         raise
     except BaseException:
         handle.end_wait(caller)
-        # Watches the thread, since a loop that a signal handler interrupted may never set `ended`.
+        # Watch the thread: a loop that a signal handler interrupted may never set `ended`.
         while thread.is_alive():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([ended], timeout=_PAUSE)
@@ -94,7 +94,7 @@ async def wait_in_thread(
         failures.clear()
         undo()
         raise
-    # Its call is over: this waits for its last few instructions only.
+    # The thread's call is over, so this join waits for its last few instructions only.
     thread.join()
     if failures:
         raise failures.pop()  # no reference cycle: the error refers to this frame
@@ -200,7 +200,7 @@ async def wait_step(
     at = await wait_in_thread(
         handle, lambda caller: handle.wait_step(after, timeout, raises, caller), lambda: None
     )
-    # The wait's thread has read the step; the gradients are computed in this one.
+    # The waiting thread has read the step, but this thread computes the gradients from it.
     handle.read_in_thread(at)
     return at[0]
 
@@ -231,7 +231,7 @@ class AsyncSteps:
         """
         if self._ended:
             raise StopAsyncIteration
-        # Read in this thread, for the wait in the other one.
+        # Read the fields here, in the loop's thread, for the wait in the other thread.
         last, timeout, raises = self._last, self._timeout, self._raises
         self._last = new = await wait_in_thread(
             self._handle,

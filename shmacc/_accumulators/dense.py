@@ -53,21 +53,8 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         Raises:
             ShmaccError: As for `SparseConditionalAccumulator`.
         """
-        self._make(
-            dtype,
-            shape,
-            shared_name,
-            name,
-            reduction_type,
-            Options(
-                mode=mode,
-                owners=owners,
-                if_exists=if_exists,
-                unlink_on_close=unlink_on_close,
-                lanes=lanes,
-                capacity=capacity,
-            ),
-        )
+        options = Options(mode, owners, if_exists, unlink_on_close, lanes, capacity)
+        self._make(dtype, shape, shared_name, name, reduction_type, options)
 
     def apply_grad(
         self,
@@ -91,8 +78,9 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if the gradient is in the round; False if it was dropped, because ``local_step`` is
-            less than the accumulator's step, or because of a seal.
+            True if the gradient is in the round, or another one of its contributor; False if it was
+            dropped, because ``local_step`` is less than the accumulator's step, or because of a
+            seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or

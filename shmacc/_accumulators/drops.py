@@ -1,4 +1,4 @@
-"""Warns of mistakes by which gradients are dropped, and will be dropped again."""
+"""Warns of mistakes by which gradients do not count, and will not count again."""
 
 import contextlib
 import logging
@@ -20,6 +20,17 @@ _IS_BEHIND = (
     "so they may be computed from what was given up. Read the step again before each gradient is "
     "computed: by global_step, or `for step in acc.steps()`"
 )
+_IS_REPEATED = (
+    "A gradient for %r was not added: it came with NEVER_STALE from contributor %d, who is in the "
+    "round already, and counts once in it. If it is another gradient, leave contributor= out; or, "
+    "so that each counts exactly once, give each gradient an id of its own, such as "
+    "rank + workers * number. stats().repeated counts such gradients"
+)
+
+
+def warn_of_repeated(shared_name: str, contributor: int) -> None:
+    """Say that an asynchronous gradient was not added."""
+    _logger.warning(_IS_REPEATED, shared_name, contributor)
 
 
 class Drops:
@@ -31,7 +42,7 @@ class Drops:
         self._behind: object = None
 
     def note(self, local_step: int) -> None:
-        """Warn of this drop if it comes from such a mistake, of each mistake once."""
+        """Warn of this drop if it comes from such a mistake; warn once of each mistake."""
         with contextlib.suppress(ShmaccError):  # another thread may close the handle
             if local_step is arguments.NO_STEP and self._handle.step > 0:
                 self._tell(_IS_STALE, self._shared_name, self._handle.step)

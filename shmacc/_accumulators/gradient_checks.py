@@ -38,7 +38,7 @@ class CheckedRows:
     """A sparse gradient or partial that has passed TensorFlow's checks 2 to 7.
 
     Attributes:
-        indices: Which rows.
+        indices: The row numbers.
         values: The rows.
         row_counts: For a partial: how often each row counts.
         ascending: Whether the indices are strictly ascending, and none negative.
@@ -55,7 +55,7 @@ class CheckedRows:
     conflict: str | None
 
     def check(self) -> Self:
-        """Return the gradient if nothing is wrong with it.
+        """Return the gradient, if it has passed all checks.
 
         Raises:
             InvalidArgumentError: There is a `refusal` or a `conflict`.
@@ -70,7 +70,7 @@ def sparse_sums(partial: Any, dtype: DType) -> Sums:
     """Return the sums of a sparse member's partial.
 
     Raises:
-        InvalidArgumentError: It is no sparse partial of this dtype, or its counts are inconsistent.
+        InvalidArgumentError: No sparse partial of this dtype was given, or its counts are wrong.
         ResourceExhaustedError: There is no memory for a contiguous copy.
     """
     _check_not_divided(partial)
@@ -143,7 +143,7 @@ def check_has(value: Any, what: str, *fields: str) -> None:
     """Refuse an object that does not have these attributes.
 
     Raises:
-        InvalidArgumentError: It lacks one.
+        InvalidArgumentError: The object lacks an attribute.
     """
     for field in fields:
         if not hasattr(value, field):
@@ -180,11 +180,11 @@ def given_shape(shape: Any) -> tuple[int, ...] | None:
     """Return a ``grad_shape``, flattened; None or ``[]`` is "not given", -1 is "unknown".
 
     Raises:
-        InvalidArgumentError: It does not consist of integers.
+        InvalidArgumentError: The shape does not consist of integers.
     """
     if shape is None:
         return None
-    # A tf.TensorShape.
+    # This is a tf.TensorShape.
     if hasattr(shape, "as_list"):
         shape = shape.as_list()
     return tuple(index_array(shape, "grad_shape").ravel().tolist()) or None
@@ -202,7 +202,7 @@ def checked_rows(
     """Run all checks of a sparse gradient that do not depend on the round.
 
     Args:
-        indices: Which rows.
+        indices: The row numbers.
         values: The rows.
         given: The gradient's own ``grad_shape``.
         declared: The accumulator's declared shape.
@@ -224,7 +224,7 @@ def checked_rows(
 def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) -> ValueArray:
     """Return the values; ``[]`` gets the declared shape of a row.
 
-    So ``([], [])`` is a valid gradient: an empty batch.
+    So ``([], [])`` is a valid gradient: an empty batch (pytorch#111422).
     """
     if not declared or None in declared[1:] or indices.shape != (0,) or values.shape != (0,):
         return values
@@ -249,7 +249,7 @@ def _check_sparse(
         _check_given_against_declared(given, declared)
     limit = declared[0] if declared else None
     ascending, over, negative = _core.check_rows(indices, INT64_MAX if limit is None else limit)
-    # Without a limit 2**63 - 1 stands for one, but is a row number like any other.
+    # If there is no limit, 2**63 - 1 stands for the limit, but also is a valid row number.
     if over >= 0 and limit is not None:
         raise InvalidArgumentError(_over_limit(indices, over, limit))
     return ascending and negative < 0
@@ -325,7 +325,7 @@ def check_dense(shape: tuple[int, ...], declared: Shape) -> None:
     """Check that a dense gradient fits the declared shape.
 
     Raises:
-        InvalidArgumentError: It does not.
+        InvalidArgumentError: The gradient does not fit.
     """
     if declared is None:
         return

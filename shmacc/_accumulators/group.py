@@ -13,7 +13,7 @@ from shmacc._base.signals import pass_on
 from shmacc._core import Answer, MemberGradient, RoundResult
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
-from shmacc._values.specs import TensorSpec
+from shmacc._values.specs import OVER_HOSTS, TensorSpec
 from shmacc.errors import FailedPreconditionError, InvalidArgumentError, ShmaccError
 
 
@@ -63,29 +63,26 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             Everything else as for an accumulator.
         """
         reduction = arguments.reduction(reduction_type)
-        self._open(
-            _member_specs(members, reduction),
-            shared_name,
-            Options(
-                mode=mode,
-                owners=owners,
-                if_exists=if_exists,
-                unlink_on_close=unlink_on_close,
-                lanes=lanes,
-                capacity=capacity,
-            ),
-            name,
-            reduction=reduction,
-        )
+        specs = _member_specs(members, reduction)
+        owners_of = {spec.parameters for spec in specs if spec.parameters is not None}
+        for token, parameters in owners_of if shared_name else ():
+            if token in OVER_HOSTS:
+                raise InvalidArgumentError(
+                    f"The members are gradients of the parameters {parameters!r} over hosts: make "
+                    "the group with shmacc.ray.AccumulatorGroup, with the same arguments"
+                )
+        options = Options(mode, owners, if_exists, unlink_on_close, lanes, capacity)
+        self._open(specs, shared_name, options, name, reduction=reduction)
 
     def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
         super()._examine(existing, own)
-        # A contributor, and where to put the answer to its gradient: an exception of a signal
-        # handler may keep a returned answer from the caller.
+        # A contributor, and the place for the answer to its gradient: if a signal handler raises,
+        # the caller does not get what the apply returns.
         self._awaited: tuple[int, Answer] | None = None
         self._members = {
             spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
         }
+        self._names = tuple(self._members)
 
     def _check_asked(self, asked: AccumulatorSpec) -> None:
         """Refuse a group whose step and gradients belong to other parameters than the specs."""
@@ -129,15 +126,16 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 and counts.
             local_step: The step that the gradient was computed at.
             contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
-                of the same contributor adds nothing.
+                of the same contributor adds nothing, as for
+                `SparseConditionalAccumulator.apply_grad`.
             weight: How often the values count, in the sum and in the divisor; a quorum counts the
                 gradient once.
             timeout: Seconds to wait: for a stopped process that keeps the lock, for the end of an
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if it is in the round; False if it was dropped, because ``local_step`` is less than
-            the group's step, or because of a seal.
+            True if it is in the round, or another gradient of its contributor; False if it was
+            dropped, because ``local_step`` is less than the group's step, or because of a seal.
 
         Raises:
             InvalidArgumentError: An unknown member, or a member's gradient is malformed or does not
@@ -233,7 +231,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         return member
 
     def _taken(self, taken: RoundResult) -> GroupTaken:
-        return results.group_taken(taken, self._spec.members)
+        return results.group_taken(taken, self._spec.members, self._names)
 
     def _partial(self, taken: RoundResult) -> GroupPartial:
         return results.group_partial(taken, self._spec.members)

@@ -67,7 +67,7 @@ class MemberInput:
         return self.rows(*_parts(value), weight).check()
 
     def of_rows(self, rows: CheckedRows, count: int, weight: int) -> MemberGradient:
-        """Return checked rows for the extension; count, weight: of the gradients they are from."""
+        """Return checked rows for the extension, with the count and weight of their gradients."""
         return _core.sparse_gradient(
             self._number,
             self._sum,
@@ -85,7 +85,7 @@ class MemberInput:
         return _core.dense_gradient(self._number, self._sum, self._reduction, value, count, weight)
 
     def dense(self, value: Any, weight: int, what: str) -> ValueArray:
-        """Return a dense gradient, checked; messages of errors call it `what`."""
+        """Return a checked dense gradient. Error messages call it `what`."""
         values = arrays.values_array(value, self._dtype, what)
         gradient_checks.check_dense(values.shape, self._shape)
         return arrays.weighted(values, weight, self._dtype, what)
@@ -96,7 +96,7 @@ class MemberInput:
         """Return a sparse gradient, checked.
 
         Args:
-            indices: Which rows.
+            indices: The row numbers.
             values: The rows.
             given: The gradient's own ``grad_shape``.
             weight: How often the gradient counts.

@@ -39,7 +39,7 @@ class AccumulatedMember(MemberSpec):
         """Return the member of this configuration; the extension has checked the name.
 
         Raises:
-            DataLossError: Its dtype is unknown, or its type of sums does not fit the dtype.
+            DataLossError: The dtype is unknown, or its type of sums does not fit the dtype.
         """
         dtype = dtypes.stored(config["dtype"])
         if (dtype.sum_code, dtype.components) != (config["sum"], config["components"]):

@@ -75,13 +75,17 @@ def dense_partial(taken: RoundResult, spec: AccumulatedMember) -> DensePartial:
     return _dense_partial(taken, 0, taken.count, taken.weight)
 
 
-def group_taken(taken: RoundResult, specs: tuple[AccumulatedMember, ...]) -> GroupTaken:
+def group_taken(
+    taken: RoundResult, specs: tuple[AccumulatedMember, ...], names: tuple[str, ...]
+) -> GroupTaken:
+    """Return the result of a group; `names` are its members', in the order of `specs`."""
     members: dict[str, SparseTaken | DenseTaken] = {}
     for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]
         make = _sparse_taken if spec.kind == "sparse" else _dense_taken
         members[spec.name] = make(taken, i, spec, count, weight)
-    return GroupTaken(members, taken.count, taken.step, taken.weight, taken.contributors)
+    made = GroupTaken(members, taken.count, taken.step, taken.weight, taken.contributors)
+    return made._of_group(names)  # noqa: SLF001
 
 
 def group_partial(taken: RoundResult, specs: tuple[AccumulatedMember, ...]) -> GroupPartial:

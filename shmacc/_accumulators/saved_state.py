@@ -106,21 +106,21 @@ def _saved_members(
     order = names(state, "members", existing, "member", "accumulator's")
     known = {f"{number}.values" for number in range(len(order))}
     for key in state:
-        # Else sums of a member that the state does not name would be lost in silence.
+        # Otherwise sums of a member that the state does not name would be lost in silence.
         if isinstance(key, str) and _NUMBERED.fullmatch(key) and key not in known:
             raise InvalidArgumentError(f"The state has {key!r}, but names {len(order)} members")
     return order
 
 
 def names(state: Any, key: str, existing: Mapping[str, str], what: str, whose: str) -> list[str]:
-    """Return the names that a state has, in its order.
+    """Return the names that a state lists, in the order of the state.
 
     Args:
         state: The state.
-        key: The key of the names; their descriptions are under "specs".
-        existing: The expected descriptions, by name.
+        key: The state's key for its list of names. Its key "specs" has a description of each.
+        existing: The description that each name must have.
         what: A word for a named thing, for messages: "member".
-        whose: A word for the owner of the existing things, for messages: "accumulator's".
+        whose: Who has the members in `existing`, for messages: "accumulator's".
 
     Raises:
         InvalidArgumentError: It is no state, has other names or descriptions, or a name occurs

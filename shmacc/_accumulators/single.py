@@ -58,13 +58,8 @@ class ConditionalAccumulatorBase(Accumulator[_Taken_co, _Partial_co]):
         options: Options,
     ) -> None:
         reduction = arguments.reduction(reduction_type)
-        member = AccumulatedMember(
-            "",
-            self._KIND,
-            dtypes.resolve(dtype),
-            arguments.declared_shape(shape, self._KIND),
-            reduction,
-        )
+        known, declared = dtypes.resolve(dtype), arguments.declared_shape(shape, self._KIND)
+        member = AccumulatedMember("", self._KIND, known, declared, reduction)
         self._open((member,), shared_name, options, name, reduction=reduction)
 
     def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:

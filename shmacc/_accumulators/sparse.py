@@ -82,7 +82,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
                 pending. With several lanes the capacity may be exceeded by lanes - 1.
 
         Raises:
-            AlreadyExistsError: It exists, and `if_exists` is "error".
+            AlreadyExistsError: The accumulator exists, and `if_exists` is "error".
             FailedPreconditionError: A living process, possibly this one, has it attached
                 (``pids``), and `if_exists` is "replace".
             InvalidArgumentError: A bad argument, or the existing accumulator of this name disagrees
@@ -91,21 +91,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             PermissionDeniedError: The accumulator is another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
-        self._make(
-            dtype,
-            shape,
-            shared_name,
-            name,
-            reduction_type,
-            Options(
-                mode=mode,
-                owners=owners,
-                if_exists=if_exists,
-                unlink_on_close=unlink_on_close,
-                lanes=lanes,
-                capacity=capacity,
-            ),
-        )
+        options = Options(mode, owners, if_exists, unlink_on_close, lanes, capacity)
+        self._make(dtype, shape, shared_name, name, reduction_type, options)
 
     def apply_grad(
         self,
@@ -130,16 +117,20 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             local_step: The step that the gradient was computed at.
             name: Ignored.
             contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
-                of the same contributor adds nothing. So a worker that was killed and started again
-                may just compute its batch again.
+                of the same contributor adds nothing, and True is returned. So a worker that was
+                killed and started again may just compute its batch again. Asynchronous workers
+                leave it out, or give each gradient an id of its own: with `NEVER_STALE` the logger
+                ``shmacc`` warns of the first gradient that is not added; ``stats().repeated``
+                counts them.
             weight: How often the values count, in the sum and in the divisor; a quorum counts the
                 gradient once.
             timeout: Seconds to wait: for a stopped process that holds the lock, for the end of an
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if the gradient is in the round; False if it was dropped, because ``local_step`` is
-            less than the accumulator's step, or because of a seal.
+            True if the gradient is in the round, or another one of its contributor; False if it was
+            dropped, because ``local_step`` is less than the accumulator's step, or because of a
+            seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
@@ -192,7 +183,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         Raises:
             As for `apply_grad`; also InvalidArgumentError if `grad` is no such object.
         """
-        # Before the conversion: a worker that fails by it must be told of, too.
+        # Announce the worker before the conversion: takes must learn of its failure, too.
         if contributor is not None:
             self._handle.be_contributor(arguments.int64(contributor, "contributor"))
         grad = foreign.slices(grad)
@@ -250,7 +241,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             # TensorFlow drops a stale gradient before it makes check 9.
             if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):
                 return False
-            # With both faults: a fresh gradient gets TensorFlow's message, a stale one ours.
+            # If it has both faults, a fresh gradient gets TensorFlow's message, a stale one ours.
             if rows.refusal is None or step >= self._handle.step:
                 raise InvalidArgumentError(rows.conflict)
         rows.check()

@@ -1,13 +1,15 @@
 """What takes return: rounds, reduced or as partials."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import FrozenInstanceError, dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._values.slices import Undivided
+from shmacc.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import jax
@@ -201,7 +203,7 @@ _Member = TypeVar("_Member", bound=SparseTaken | DenseTaken)
 class _Members(Mapping[str, _Member], Generic[_Member]):
     """The members that a round touched, by name."""
 
-    __slots__ = ("_members", "contributors", "count", "step", "weight")
+    __slots__ = ("_known", "_members", "_whole", "contributors", "count", "step", "weight")
 
     def __init__(
         self,
@@ -212,6 +214,8 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
         contributors: IndexArray | None = None,
     ) -> None:
         self._members = dict(members)
+        self._known: Collection[str] = tuple(members)
+        self._whole: Self | None = None
         self.count: int = count
         self.step: int = step
         self.weight: int = count if weight is None else weight
@@ -262,6 +266,59 @@ class GroupTaken(_Members[Any]):
     """
 
     __slots__ = ()
+
+    def _of_group(self, names: Collection[str], whole: Self | None = None) -> Self:
+        """Note the names of all the group's members; and the round, if this is a part of one."""
+        self._known, self._whole = names, whole
+        return self
+
+    def only(self, *names: str) -> Self:
+        """Return the same round with these members only, as `Parameters.update` takes it.
+
+        Without names it has no members, and still says of which round it is:
+        ``params.update(taken.only(), gradients={...})``.
+
+        Args:
+            names: Names of members. One that no gradient of the round had is absent, as before.
+
+        Raises:
+            InvalidArgumentError: The group has no member of such a name.
+        """
+        return self._part(self._checked(names))
+
+    def without(self, *names: str) -> Self:
+        """Return the same round without these members: what is no parameter, such as a loss.
+
+        Args:
+            names: As for `only`.
+
+        Raises:
+            InvalidArgumentError: As for `only`.
+        """
+        return self._part(self._members.keys() - self._checked(names))
+
+    def _checked(self, names: tuple[str, ...]) -> AbstractSet[str]:
+        of_group = set(self._known)
+        for name in names:
+            if not isinstance(name, str) or name not in of_group:
+                known = list(self._known)
+                more = " ..." if len(known) > 8 else ""  # noqa: PLR2004
+                raise InvalidArgumentError(
+                    f"The group has no member {name!r}; it has "
+                    f"{', '.join(map(repr, known[:8]))}{more}. Names are given one by one, as in "
+                    'taken.only("emb", "fc")'
+                )
+        return set(names)
+
+    def _part(self, names: AbstractSet[str]) -> Self:
+        members = {name: part for name, part in self._members.items() if name in names}
+        part = type(self)(members, self.count, self.step, self.weight, self.contributors)
+        return part._of_group(self._known, self._round)  # noqa: SLF001
+
+    @property
+    def _round(self) -> Self:
+        """The round with all its members."""
+        return self if self._whole is None else self._whole
 
 
 class GroupPartial(_Members[Any]):

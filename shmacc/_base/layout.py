@@ -1,7 +1,7 @@
 """The layout of segments, as far as Python needs it: numbers, their names, and sizes.
 
 All values come from the extension, which has them from native/base. The tests'
-``segment_layout.py`` repeats them on purpose, as an independent check.
+``segment_layout.py`` repeats the records on purpose, as an independent check.
 """
 
 import enum
@@ -24,6 +24,7 @@ OPTIMIZERS = _core.OPTIMIZERS
 DECOUPLED = _core.DECOUPLED
 """The optimizers whose weight decay multiplies elements, instead of being added to gradients."""
 OPTIMIZER_OPTIONS = _core.OPTIMIZER_OPTIONS
+CONSTRAINTS = _core.CONSTRAINTS
 INITIALS = _core.INITIALS
 """The kinds of initial rows of tables, by the names of the classes of init.py."""
 MAX_ROWS = _core.MAX_ROWS
@@ -43,6 +44,21 @@ class Activity(enum.StrEnum):
     WAITS_FOR_ROOM = "waits for room"
     WAITS_FOR_STEP = "waits for the step"
     UPDATES = "updates"
+
+
+class Role(enum.StrEnum):
+    """What a process has begun to do in a segment, ever."""
+
+    APPLIES = "applies"
+    TAKES = "takes"
+    UPDATES = "updates"
+    LOOKS_ON = "looks on"
+    SAVES = "saves"
+
+
+def roles_of(bits: int) -> tuple[Role, ...]:
+    """Return the roles that an entry says a process has."""
+    return tuple(Role(name) for name, bit in _core.ROLES.items() if bits & bit)
 
 
 UNDER_THE_LOCK = frozenset({Activity.APPLIES, Activity.TAKES})

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Lineage(NamedTuple):
-    """The name of the last update that a copy has; it has those before it, too.
+    """The name of the last update in a copy, which also has all earlier updates.
 
     Attributes:
         term: The term of the owner that has named the update; 0: it is no copy, or was changed by

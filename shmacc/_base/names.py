@@ -3,6 +3,8 @@
 =====================================  ===================================================
 ``shmacc.NAME``                        a segment
 ``shmacc.NAMESPACE:NAME``              a segment made with ``SHMACC_NAMESPACE=NAMESPACE``
+``shmacc.NAMESPACE:%run``              the record of the run (`shmacc.run`) whose children have
+                                       this namespace
 ``sem.shmacc.[NAMESPACE:]NAME.TOKEN``  its semaphore; TOKEN (16 hexadecimal digits) is the
                                        segment's own, so that a new segment of an old name
                                        never meets an old semaphore
@@ -11,7 +13,8 @@
 Of NAME, letters, digits, ``.``, ``_`` and ``-`` are written as they are (in ASCII), and any other
 character as its bytes of UTF-8, ``%3A`` for a colon. This is one-to-one: a ``%`` is always written
 ``%25``, hexadecimal digits are capitals, and a file whose name is not the written form of any name
-is none of this library's. The segment contains NAME in its written form, too.
+is none of this library's, but for a run's record. So no program's own name can be that of a record.
+The segment contains NAME in its written form, too.
 
 Neither NAMESPACE nor a written NAME has a colon, so the names parse unambiguously. The system's
 limit is 255 bytes. If namespace and name together would not fit, ``~`` and a hash replace the tail.
@@ -42,6 +45,7 @@ _NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_NAMESPACE}}}", re.ASCII)
 _SEGMENT_FILE = re.compile(
     r"shmacc\.(?:([A-Za-z0-9._-]+):)?([A-Za-z0-9._%-]+)(~[0-9a-f]{16})?", re.ASCII
 )
+_RUN = "%run"  # the written form of no name
 _SEMAPHORE_FILE = re.compile(r"sem\.(shmacc\.[A-Za-z0-9._%~:-]+)\.([0-9a-f]{16})", re.ASCII)
 
 
@@ -65,6 +69,16 @@ class SegmentName:
         return f"{SHM_DIRECTORY}/{self.system_name}"
 
     @property
+    def is_of_run(self) -> bool:
+        """Whether it is a run's record."""
+        return self.system_name.endswith(f":{_RUN}")
+
+    @property
+    def written_name(self) -> str:
+        """The name as the segment contains it."""
+        return _RUN if self.is_of_run else written(self.shared_name)
+
+    @property
     def is_cut(self) -> bool:
         """Whether `shared_name` is a head and a hash."""
         return "~" in self.system_name  # a name's own "~" is written %7E
@@ -80,13 +94,18 @@ def current_namespace() -> str | None:
     return checked_namespace(namespace, NAMESPACE_VARIABLE) if namespace else None
 
 
+def is_namespace(text: str) -> bool:
+    """Return whether this text can be a namespace."""
+    return _NAMESPACE.fullmatch(text) is not None
+
+
 def checked_namespace(namespace: object, what: str) -> str:
     """Return a namespace that was given as `what`.
 
     Raises:
-        InvalidArgumentError: It is malformed.
+        InvalidArgumentError: The namespace is malformed.
     """
-    if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
+    if not isinstance(namespace, str) or not is_namespace(namespace):
         raise InvalidArgumentError(
             f"{what} must be 1 to {LONGEST_NAMESPACE} of letters, digits, '.', '_' and '-', "
             f"but was {shown(namespace)}"
@@ -98,7 +117,7 @@ def written(shared_name: str) -> str:
     """Return a name as it is written in ``/dev/shm``.
 
     Raises:
-        UnicodeEncodeError: It has lone surrogates, which UTF-8 has not.
+        UnicodeEncodeError: The text has lone surrogates, which UTF-8 has not.
     """
     return _OTHER_CHARACTERS.sub(
         lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), shared_name
@@ -156,6 +175,11 @@ def name_under(namespace: str | None, written_name: str) -> SegmentName:
     return SegmentName(PREFIX + stem, namespace, name_made_as(written_name))
 
 
+def of_run(namespace: str) -> SegmentName:
+    """Return the name of the record of the run whose children have this namespace."""
+    return name_under(namespace, _RUN)
+
+
 def generated_name() -> str:
     """Return a fresh name for a private accumulator, with this process's pid in it."""
     return f"private-{os.getpid()}-{os.urandom(8).hex()}"
@@ -164,8 +188,12 @@ def generated_name() -> str:
 def parse_segment_file(file_name: str) -> SegmentName | None:
     """Return the parts of a segment's file name; None if it is not one of this library's."""
     match = _SEGMENT_FILE.fullmatch(file_name)
-    shared_name = given(match[2]) if match else None
-    if match is None or shared_name is None:
+    if match is None:
+        return None
+    if match[1] and match[2] == _RUN and not match[3]:
+        return of_run(match[1])
+    shared_name = given(match[2])
+    if shared_name is None:
         return None
     return SegmentName(file_name, match[1], shared_name + (match[3] or ""))
 
@@ -185,14 +213,22 @@ def semaphore_path(system_name: str, token: int) -> str:
 
 
 def files_in(namespace: str | None) -> tuple[str, ...]:
-    """Return the files of segments and semaphores in a namespace, sorted; None: all files."""
+    """Return the files of segments and semaphores in a namespace, sorted; None: all files.
+
+    The namespaces of runs that were started in it, ``NAMESPACE.RUN``, are in it.
+    """
     found = []
     for file_name in sorted(os.listdir(SHM_DIRECTORY)):
         semaphore = parse_semaphore_file(file_name)
         segment = semaphore[0] if semaphore else parse_segment_file(file_name)
-        if segment is not None and namespace in {None, segment.namespace}:
+        if segment is not None and (namespace is None or is_in(namespace, segment.namespace)):
             found.append(file_name)
     return tuple(found)
+
+
+def is_in(outer: str, namespace: str | None) -> bool:
+    """Whether a namespace is this one, or its name says that it is one inside it."""
+    return f"{namespace}.".startswith(f"{outer}.")
 
 
 def parse_semaphore_file(file_name: str) -> tuple[SegmentName, int] | None:

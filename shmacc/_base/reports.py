@@ -178,8 +178,8 @@ class Participant(TypedDict):
     applied: int
     dropped: int
     taken: int
-    took: bool  # whether it has ever taken, or opened a round
-    took_ns: int  # when it last did; 0: never
+    roles: int
+    took_ns: int  # when it last took, or opened a round; 0: never
 
 
 class Pace(TypedDict):
@@ -193,8 +193,9 @@ class Pace(TypedDict):
 
 
 class Departed(TypedDict):
-    """A worker, or a process that had taken: it is gone, or is attached and has failed."""
+    """A worker or taker that is gone, or that is attached and has failed."""
 
+    token: int
     pid: int  # in its own pid namespace
     pid_namespace: int
     attached: bool
@@ -202,7 +203,7 @@ class Departed(TypedDict):
     reason: str  # why it has failed; "": not known
     news: bool  # whether the next wait with on_death="raise" will report it
     applied: int
-    took: bool
+    roles: int
     took_ns: int
     attached_ns: int
     at_ns: int | None  # when another process found it gone
@@ -230,4 +231,5 @@ class Event(TypedDict):
     at_ns: int
     step: int
     contributor: int
+    roles: int  # of the process, until then
     reason: str  # why a process failed; else ""

@@ -11,10 +11,10 @@ from types import FrameType
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise the exception again if it interrupted what ran; call this in an ``except`` clause.
+    """Re-raise an exception of a signal handler; call this in an ``except`` clause.
 
-    Python passes a handler the frame that it interrupted. So the exception is a handler's if it
-    left a function that had been given its caller's frame.
+    Python passes a handler the frame that it interrupted. So an exception is a handler's if it
+    left a function that had its caller's frame as an argument.
     """
     if getattr(error, "_interrupts", False):
         raise error

@@ -20,7 +20,14 @@ A new owner learns the line (`learn`): every host that can take part must answer
 After that no host follows the earlier owner. The base is the copy with the highest lineage. A
 change that is staged and in no copy was told to nobody.
 
-tools/model/copies searches these rules, and finds a fault for each that is left out.
+If no host has a copy, a restore begins another line. A host that then comes back with a copy of the
+earlier line may have answered a later term, since clocks differ. So each copy says with which
+beginning its line has begun. An owner does not end for a host of another line: it takes a term
+above, and the host gets a copy of the line. (If the owner dies before that, the next one learns
+two lines, and goes on with that of the later term.)
+
+`make model` walks these rules every way (tools/multihost/shmacc_hosts), and finds a fault for each
+that is left out.
 """
 
 import logging
@@ -28,12 +35,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from shmacc._base.lineage import Lineage
-from shmacc._multihost.changes import UNKNOWN, Change, lineage_of, same
+from shmacc._multihost.changes import (
+    BEGINNING_BITS,
+    MARK_BITS,
+    UNKNOWN,
+    Change,
+    beginning,
+    lineage_of,
+    same,
+)
 from shmacc._multihost.messages import (
     LAST_STEP,
     AtLastStep,
     Ended,
     Fence,
+    Opened,
     Refused,
     Report,
     Stage,
@@ -44,16 +60,17 @@ from shmacc.errors import FailedPreconditionError
 
 _logger = logging.getLogger("shmacc")
 
-_LATEST = 30.0  # seconds that a new owner waits for hosts that may have the line and are not listed
+_LATEST = 30.0  # seconds that a new owner waits for hosts that Ray does not list yet
 _FURTHEST = 1 << 32  # a segment that is further ahead is damaged, or set by hand
 _REMEMBERED = 1024  # calls
+_BEGINNINGS = 65_521  # the largest prime that fits: so all bits of a term count
 
 Answered = Told | Refused | AtLastStep | Ended
 ChangeAnswer = Staging | Answered
 
 
 class Copies:
-    """The owner's line of changes.
+    """The owner's line of changes; without parameters it stays empty.
 
     Attributes:
         lineage: What every copy must have; None: not known, or no host has a copy.
@@ -63,10 +80,10 @@ class Copies:
         problems: Why hosts can have no part.
     """
 
-    def __init__(self, shown: Callable[[str], str] = str) -> None:
+    def __init__(self, are_there: bool, shown: Callable[[str], str] = str) -> None:
         self._shown = shown
         self.lineage: Lineage | None = None
-        self.is_learning = True
+        self.is_learning = are_there
         self.listed: frozenset[str] | None = None
         self.change: Change | None = None
         self.problems: dict[str, str] = {}
@@ -78,8 +95,15 @@ class Copies:
     # What hosts must have
 
     def has(self, report: Report) -> bool:
-        """Whether a host's copy is that of the line."""
-        return self.lineage is not None and same(lineage_of(report), self.lineage)
+        """Whether a host's copy has the line's last change."""
+        if report.copy is None:  # the group has no parameters
+            return True
+        return self.lineage is not None and same(report.copy.lineage, self.lineage)
+
+    def is_of_another_line(self, report: Report) -> bool:
+        """Whether a host's copy belongs to a line that began with another restore."""
+        own, line = lineage_of(report), self.lineage
+        return line is not None and own.term > 0 and beginning(own) != beginning(line)
 
     def source(self, reports: Iterable[Report], report: Report) -> str | None:
         """Return a host whose copy the reporting one can get; None: it needs none, or none has it.
@@ -124,7 +148,7 @@ class Copies:
         return (
             self.lineage is not None
             and self._is_answered(reports, term)
-            and not any(self.has(each) or (change and change.is_at(each)) for each in reports)
+            and not any(self.has(each) or (change and change.can_get(each)) for each in reports)
         )
 
     def must_answer(self, reports: Iterable[Report], term: int) -> frozenset[str]:
@@ -163,14 +187,37 @@ class Copies:
 
     # Changes
 
-    def named(self, term: int, step: int, source: object, size: int, *, whole: bool) -> Stage:
-        """Return a change with a new name, which leads to this step."""
+    def begin(
+        self,
+        call: str,
+        host: str,
+        term: int,
+        step: int,
+        source: object,
+        size: int,
+        now: float,
+        *,
+        mark: int | None = None,  # of the chief's round; None: the change replaces all copies
+        checked: Lineage | None = None,  # of the host's copy for which the chief has checked it
+    ) -> None:
+        """Stage a change of a chief on this host, by a new name. It leads to this step."""
         self._named += 1
-        return Stage(Fence(term, self._named), None if whole else self.lineage, step, source, size)
+        line = 1 + term % _BEGINNINGS if self.lineage is None else beginning(self.lineage)
+        number = (self._named << BEGINNING_BITS) + line
+        name = Fence(term, (number << MARK_BITS) + (mark or 0))
+        parent = None if mark is None else self.lineage
+        is_checked = checked is not None and checked == parent
+        asked = frozenset(() if is_checked else {host})
+        stage = Stage(name, parent, step, source, size)
+        self.change = Change(stage, call, host, now, now, asked, is_checked)
 
-    def begin(self, call: str, host: str, stage: Stage, now: float) -> None:
-        """Stage a change of a chief on this host."""
-        self.change = Change(stage, call, host, now, now)
+    def is_made(self, block: Opened, mark: int, reports: Iterable[Report]) -> bool:
+        """Whether the line's last change is the update of this block of an earlier owner."""
+        line = self.lineage
+        if line is None or (line.term, line.number % (1 << MARK_BITS)) != (block.fence.term, mark):
+            return False
+        steps = {each.copy.step for each in reports if each.copy and each.copy.lineage == line}
+        return block.step + 1 in steps
 
     def answered(self, call: str) -> Answered | None:
         """Return the last answer to a call; None: it is not answered yet."""
@@ -241,9 +288,9 @@ class Copies:
         return enough and not change.late(reports, now, lease)
 
     def outcome_at_home(self, change: Change, reports: Iterable[Report]) -> Refused | None:
-        """Return why the chief's own host does not get the committed change, as others do.
+        """Return why the chief's own host cannot make the committed change, though others do.
 
-        None: it has it, or may still get it, or is lost.
+        None: it has made the change, or still may, or is lost.
         """
         home = [each for each in reports if each.host == change.host]
         if any(map(change.refused_by, home)):

@@ -32,15 +32,15 @@ _QUIET = 5.0  # after so many seconds without news, reports become rare
 
 
 class Do(Enum):
-    """What the driver must do; in brackets, the method to call when it is done."""
+    """What the driver must do; it says that it is done by `done`, or by the method in brackets."""
 
-    HOLD = auto()  # open a round of the segment, unless one is open; tell its content (`held`)
+    HOLD = auto()  # open a round of the segment, unless one is open; return its content (`held`)
     SHIP = auto()  # send that content to the shards in pieces, for a grant (`shipped`)
-    RELEASE = auto()  # give the segment's round up: nothing is consumed (`released`)
-    CONSUME = auto()  # consume the segment's round, which moves its step on by one (`moved`)
-    RESET = auto()  # empty the segment and set its step, in one commit (`moved`)
-    SET_STEP = auto()  # set the segment's step; gradients stay, its round ends (`step_set`)
-    FINISH = auto()  # finish the segment (`finished`)
+    RELEASE = auto()  # give the segment's round up: nothing is consumed
+    CONSUME = auto()  # consume the segment's round, which moves its step on by one
+    RESET = auto()  # empty the segment and set its step, in one commit
+    SET_STEP = auto()  # set the segment's step; gradients stay, its round ends
+    FINISH = auto()  # finish the segment
     STOP = auto()  # a later incarnation is at work: give the segment's round up, and end
 
 
@@ -53,7 +53,7 @@ class Get(Enum):
 
     STAGE = auto()  # get a change, and check it (`staged` or `refused`)
     MAKE = auto()  # make the change that was staged (`changed`)
-    REPLACE = auto()  # replace the copy by that of the order's source (`changed`)
+    REPLACE = auto()  # make what the order's source has made since, or get its copy (`changed`)
 
 
 class ForwarderCore:
@@ -75,8 +75,11 @@ class ForwarderCore:
         self._promise = promise
         self.stage: Stage | None = None  # the change that is here
         self._refused: Refusal | None = None
+        self._problem = ""
+        self.nameless = ""  # what is to be told once the segment's name was removed
         self.copies = copies  # which the driver keeps with the copy
         self._getting: Get | None = None  # what is being done with the copy
+        self._whole = False  # whether another host's whole copy is being got
         self._order: Order | None = None
         self.fence: Fence | None = None  # the content is of this fence; None: not known yet
         self._step = 0
@@ -94,6 +97,10 @@ class ForwarderCore:
         self._reported_at = float("-inf")
         self._reported: Report | None = None
         self._news_at = float("-inf")  # when the last report that told something new was made
+        self._usual = 0  # gradients in the last round's batch
+        self._moved: tuple[Fence | None, float] = None, 0.0  # a fence, and when it was there
+        self._waits: tuple[object, float] = None, 0.0  # what is to be reported, and since when
+        self._lag = 0.0  # seconds from a fence until its first count was reported
 
     @property
     def shard_hosts(self) -> tuple[str, ...]:
@@ -102,9 +109,10 @@ class ForwarderCore:
 
     @property
     def has_answer_to_come(self) -> bool:
-        """Whether a report will come soon: this ships for a grant that it has not answered."""
-        last = None if self._reported is None else self._reported.held_for
-        return self._unshipped is not None and self._held_for != last
+        """Whether a report will come soon: the host follows an order, or gathers news to report."""
+        last = self._reported
+        ships = self._unshipped is not None and self._held_for != (last and last.held_for)
+        return ships or self._getting is not None or (last is not None and last.fence != self.fence)
 
     @property
     def _pace(self) -> float:
@@ -133,6 +141,13 @@ class ForwarderCore:
     def observe(self, step: int, count: int, *, finished: bool = False) -> None:
         """Note the segment's step and number of gradients; call it before each `next_action`."""
         self._step, self._count, self._is_finished = step, count, finished
+
+    def is_passed_by(self, step: int) -> bool:
+        """Whether another process of the host has set the segment's step to this later one.
+
+        The gradients stay then, though they are of an earlier step, and a round may have them.
+        """
+        return self._copy is not None and self.fence is not None and step > self._step
 
     def died(
         self,
@@ -253,10 +268,22 @@ class ForwarderCore:
         """Note that a change cannot be made; no error: it cannot be got."""
         self._getting, self._refused = None, Refusal(update, error)
 
+    def gets_whole(self) -> None:
+        """Note that the source has not kept all updates that this host lacks.
+
+        Any thread may call it.
+        """
+        self._whole = True
+
     def changed(self, copy: Copy, refused: Refusal | None = None) -> None:
         """Note what the copy is after a change, or after an attempt; why it cannot be made."""
-        self._getting, self._copy = None, copy
+        self._getting, self._copy, self._whole = None, copy, False
         self._refused = refused or self._refused
+
+    def noticed(self, copy: Copy, problem: str = "") -> None:
+        """Note what the copy is now, since other processes may change it, and what is wrong."""
+        if self._getting is None:
+            self._copy, self._problem = copy, problem
 
     def held(self, content: Batch, began: float) -> None:
         """Note that the segment is held, its content, and when holding began."""
@@ -275,29 +302,19 @@ class ForwarderCore:
             if not unreached:
                 self._batch, self._unshipped = self._unshipped, None
 
-    def released(self) -> None:
-        """Note that the segment is open again."""
+    def done(self, action: Do) -> None:
+        """Note that the segment is finished, or that it is open again, after one of the others."""
+        if action is Do.FINISH:
+            self._is_finished = True
+            return
+        if action in {Do.CONSUME, Do.RESET} and self._order is not None:
+            self.fence, self._step = self._order.fence, self._order.step
+            self._usual = 0 if self._batch is None else self._batch.count
+            self._count = 0
+            self._is_finished = False
+            self._deaths = ()  # deaths before the last take concern nobody
         self._held = False
         self._forget_grant()
-
-    def moved(self) -> None:
-        """Note that the segment is empty, at the order's step."""
-        if self._order is not None:
-            self.fence, self._step = self._order.fence, self._order.step
-        self._count = 0
-        self._is_finished = False
-        self._deaths = ()  # deaths before the last take concern nobody
-        self.released()
-
-    def finished(self) -> None:
-        """Note that the segment is finished."""
-        self._is_finished = True
-
-    def step_set(self) -> None:
-        """Note that the segment is at the order's step, and open."""
-        if self._order is not None:
-            self._step = self._order.step
-        self.released()
 
     def _forget_grant(self) -> None:
         self._held_for = self._unshipped = self._batch = None
@@ -306,7 +323,12 @@ class ForwarderCore:
     # Reports
 
     def report_due(self, now: float) -> float:
-        """Return when the next report is due: `now` or before means at once."""
+        """Return when the next report is due: `now` or before means at once.
+
+        Few reports, since each costs the owner time. Nobody waits to hear that a host has ended its
+        round: the report of its next gradients says so, too. A count that is as high as in the last
+        round is reported at once; a lower one waits a little for more gradients.
+        """
         last = self._reported
         if last is None:
             return now
@@ -316,23 +338,37 @@ class ForwarderCore:
         if report == last:
             is_quiet = now - self._news_at >= _QUIET
             return self._reported_at + (self._timing.quiet(self._pace) if is_quiet else heartbeat)
+        if self._getting is Get.MAKE:  # one report will say that the change is here, and made
+            last = replace(last, staged=report.staged)
+        has_moved = report.fence != last.fence
+        if has_moved and self._usual:
+            last = _moved(last, report)
+        grown = report.count - last.count
+        if self._moved[0] != report.fence:
+            self._moved = report.fence, now
+        if self._waits[0] != (waits := (last.number, report.fence, grown > 0)):
+            self._waits = waits, now
+        since = self._waits[1]
         # The owner cannot go on without these; a count may be late.
         if _told_at_once(report) != _told_at_once(last):
             return now
         if report.held_for != last.held_for:
-            # If the pieces arrive soon, one report tells of both the hold and the batch.
+            # If the pieces arrive soon, one report says both: the segment is held, and its batch.
             answer = now if self._unshipped is None else self._hold_began + self._timing.grace / 4
             return min(answer, self._reported_at + self._timing.patience(self._pace) / 4)
+        if last.count < self._usual <= report.count:
+            return now
         slack = 1 if self._order is None else self._order.slack
-        if report.count - last.count >= slack:
-            return self._reported_at + announce
-        return self._reported_at + min(4 * announce, heartbeat)
+        late = min(2 * self._lag if has_moved and not grown else 4 * announce, heartbeat)
+        return since + (announce if grown >= slack else late)
 
     def report(self, now: float) -> Report:
         """Return the report to send now."""
         self._number += 1
         last, self._reported = self._reported, self._make(self._number)
         self._reported_at = now
+        if self._count and (last is None or not last.count or last.fence != self.fence):
+            self._lag = now - self._moved[1]
         if last is None or self._make(last.number) != last:
             self._news_at = now
         return self._reported
@@ -356,8 +392,16 @@ class ForwarderCore:
             staged=None if self.stage is None else self.stage.update,
             refused=self._refused,
             copies=self.copies,
+            problem=self._problem or self.nameless,
+            whole=self._whole,
         )
 
 
 def _told_at_once(report: Report) -> Report:
     return replace(report, number=0, count=0, held_for=None, unreached=frozenset(), copies=0)
+
+
+def _moved(report: Report, later: Report) -> Report:
+    """Return what a host would report if all that has changed is that its round is over."""
+    over = replace(report, fence=later.fence, step=later.step, count=0, batch=None, deaths=())
+    return replace(over, held_for=None, unreached=frozenset())

@@ -1,9 +1,19 @@
 """The hosts as the owner knows them: by their last reports."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shmacc._multihost.messages import Batch, BatchKey, Death, Fence, HostBatch, Report, Timing
+from shmacc._multihost.changes import lineage_of, same
+from shmacc._multihost.messages import (
+    Batch,
+    BatchKey,
+    Death,
+    Fence,
+    HostBatch,
+    Order,
+    Report,
+    Timing,
+)
 
 NUMBER_BITS = 32
 """Incarnations and grants are numbered from term << NUMBER_BITS on: no two owners have the same."""
@@ -22,6 +32,7 @@ class Host:
     in_line: bool = True  # whether its copy of the parameters is that of the line, or there is none
     out_since: float = 0.0  # since when it is not
     report: Report | None = None  # the last one of this incarnation
+    order: Order | None = None  # the last one that was given to this incarnation
     fence: Fence | None = None  # the last one of its segment's content, in any incarnation
     consumed: int | None = None  # the grant of its batch in the last round; None: it had no batch
     deaths: int = 0  # the number of the last death that this incarnation has reported
@@ -39,8 +50,9 @@ class Host:
         return not self.lost and self.in_line
 
     def gets_copy(self, since: float) -> bool:
-        """Whether the host lives and gets another's copy, having left the line after `since`."""
-        return not (self.in_line or self.lost) and self.out_since > since
+        """Whether the host lives and gets a whole copy, having left the line after `since`."""
+        gets = self.report is not None and self.report.whole and not (self.in_line or self.lost)
+        return gets and self.out_since > since
 
     @property
     def is_coming(self) -> bool:
@@ -78,6 +90,26 @@ class Host:
             return False
         known = self.fence
         return known is None or known.term != fence.term or known == fence or known >= set_at
+
+
+def tasks(order: Order, report: Report) -> Order:
+    """Return what an order has a host do, without what is done, or can be told later."""
+    has_shipped = report.batch is not None and report.held_for == order.grant
+    line = order.lineage
+    if line is not None and same(lineage_of(report), line):
+        line = line._replace(digest=0)
+    return replace(
+        order,
+        serial=0,
+        slack=0,
+        pace=0.0,
+        copies=0,
+        grant=None if has_shipped else order.grant,
+        shard_hosts=() if has_shipped else order.shard_hosts,
+        adopt=order.adopt and report.fence != order.fence,
+        lineage=line,
+        source=order.source and "some host",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,17 +267,16 @@ class Hosts:
     @staticmethod
     def _start(host: Host, incarnation: int) -> None:
         host.incarnation = incarnation
-        host.report = None
+        host.report = host.order = None
         host.deaths = 0
 
 
-def two_with_one_contributor(members: Iterable[HostBatch]) -> tuple[int, BatchKey, BatchKey] | None:
-    """Return the lowest contributor that is in two batches, and the keys of these batches."""
-    seen: dict[int, BatchKey] = {}
-    found = []
+def at_two_hosts(members: Iterable[HostBatch]) -> dict[int, tuple[str, str]]:
+    """Return the contributors that are in two batches, each with the hosts of these."""
+    seen: dict[int, str] = {}
+    found: dict[int, tuple[str, str]] = {}
     for key, batch in members:
         for contributor in batch.contributors:
-            other = seen.setdefault(contributor, key)
-            if other != key:
-                found.append((contributor, other, key))
-    return min(found, default=None)
+            if (other := seen.setdefault(contributor, key.host)) != key.host:
+                found.setdefault(contributor, (other, key.host))
+    return found

@@ -106,7 +106,7 @@ class Stage(NamedTuple):
     update: Fence  # its name; never used for another change
     parent: Lineage | None  # of the copies that it is for; None: for any, since it replaces all
     step: int  # to which it leads
-    source: Any = None  # what a host gets it by: the driver's
+    source: Any = None  # the driver's: by what a host gets it; once it is there, the change
     size: int = 0  # in bytes
 
 
@@ -119,7 +119,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that the owner must know of a host; also the heartbeat."""
+    """All that the owner must know of a host. It also says that the host is alive."""
 
     host: str
     incarnation: int  # of its forwarder
@@ -132,12 +132,14 @@ class Report:
     unreached: frozenset[str] = frozenset()  # until then: hosts of shards that lack their pieces
     deaths: tuple[Death, ...] = ()  # all that were noticed since the fence moved on
     pace: float = 1.0  # of the last order: the owner waits for the next report accordingly
-    term: int = 0  # the highest of an order on this host: those of lower terms are not followed
+    term: int = 0  # the highest of an order that this host has had: it follows no lower one
     finished: bool = False  # whether the segment is: a process of the host may have finished it
     copy: Copy | None = None  # of the parameters, as far as it is known; None: the group has none
     staged: Fence | None = None  # the change that the host has checked, and can make
     refused: Refusal | None = None  # the last change that it cannot make
-    copies: int = 0  # how many hosts had the line when this one was in it last
+    copies: int = 0  # how many hosts had the owner's lineage when this host last had it
+    problem: str = ""  # what is wrong with copy or segment, though the host takes part
+    whole: bool = False  # whether it is getting a whole copy: its source lacks old updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +161,12 @@ class Order:
         None  # the grant of the host's batch in the last round; None: it had none
     )
     adopt: bool = False  # whether content of an earlier forwarder or owner counts at this fence
-    slack: int = 1  # by how much the count must have grown to be worth a report at once
+    slack: int = 1  # by so many gradients the count must have grown, to be reported at once
     pace: float = 1.0  # the times between two reports are longer by this than `Timing` says
     lineage: Lineage | None = None  # that the copy must have; None: not known, or no parameters
     stage: Stage | None = None  # the change to get and check
     source: str | None = None  # a host whose copy has this lineage
-    copies: int = 0  # how many living hosts have the line
+    copies: int = 0  # how many living hosts have this lineage
 
 
 class HostBatch(NamedTuple):
@@ -182,6 +184,7 @@ class Opened:
     step: int
     members: tuple[HostBatch, ...]
     shard_hosts: tuple[str, ...] = ()
+    lineage: Lineage | None = None  # of the copies that its gradients were computed from
 
     @property
     def count(self) -> int:
@@ -208,7 +211,7 @@ class Opened:
 
     def of_shard(self, shard: int) -> tuple[BatchKey, ...]:
         """Return the names of the pieces that a shard must have for the round."""
-        return tuple(member.key for member in self.members if shard in member.batch.shards)
+        return tuple(key for key, batch in self.members if shard in batch.shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +252,13 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """An answer to a chief that asked to be told of losses: those that no chief was told of."""
+    """An answer to a chief that asked for losses: those that no other chief has heard of."""
 
     losses: tuple[Loss, ...]
 
 
 class Conflict(NamedTuple):
-    """A contributor was accepted on two hosts in two consecutive steps."""
+    """A contributor was accepted on two hosts in two steps, and no round was between them."""
 
     contributor: int
     hosts: tuple[str, str]
@@ -267,6 +270,10 @@ class NotReady(NamedTuple):
 
 class Finished(NamedTuple):
     """The group is finished: there are no more rounds."""
+
+
+class Chiefless(NamedTuple):
+    """The last chief was lost, and none has come since."""
 
 
 class AtLastStep(NamedTuple):

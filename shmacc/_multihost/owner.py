@@ -3,16 +3,24 @@
 It keeps the step, counts gradients over all hosts, and decides what a round has (rounds.py).
 """
 
-from shmacc._multihost.copies import ChangeAnswer, Copies
+import zlib
+from dataclasses import replace
+
+from shmacc._base.lineage import Lineage
+from shmacc._multihost.changes import MARK_BITS
+from shmacc._multihost.copies import ChangeAnswer
+from shmacc._multihost.hosts import Host, tasks
 from shmacc._multihost.messages import (
     LAST_STEP,
     Answer,
     AtLastStep,
+    Chiefless,
     Died,
     Ended,
     Finished,
     Loss,
     NotReady,
+    Opened,
     Order,
     Report,
     Staging,
@@ -36,10 +44,13 @@ class OwnerCore(Rounds):
 
     def report(self, report: Report, now: float) -> None:
         if report.term > self.fence.term:
-            if self.copies is not None and not self.copies.is_learning:
+            leads = self.has_copies and not self.is_learning
+            if leads and not self.copies.is_of_another_line(report):
                 self.has_resigned = True  # two owners would lead two lines
                 self._changed()
                 return
+            if leads and self._is_busy:
+                return  # the round ends first; the host reports again
             self._raise_term(self._later_term(report.term))
         host = self._hosts.heard(report, now)
         self._hosts.changed()
@@ -60,20 +71,24 @@ class OwnerCore(Rounds):
 
     def order(self, name: str, incarnation: int) -> Order:
         host = self._hosts.find(name)
-        term = self.fence.term
         if host is None or incarnation < host.incarnation:
-            return Order(term, self.serial, incarnation, refused=host is not None)
-        copies, report = self.copies, host.report
-        if report is None or (copies is None and not self.is_ready):
-            return Order(term, self.serial, incarnation)
-        adopt = host.may_be_adopted(self.fence, self.step, self._set_at)
-        if report.fence != self.fence and report.step == self.step and not adopt:
-            self._in_doubt = True  # its segment is emptied; its workers wait for a new step
+            return Order(self.fence.term, self.serial, incarnation, refused=host is not None)
+        host.order = order = self._order(host)
+        report = host.report
+        if report and order.ready and not order.adopt and report.fence != order.fence:
+            # Its segment is emptied; its workers wait for a new step.
+            self._in_doubt |= report.step == order.step
+        return order
+
+    def _order(self, host: Host) -> Order:
+        copies, report, change = self.copies, host.report, self.copies.change
+        if report is None or not (self.has_copies or self.is_ready):
+            return Order(self.fence.term, self.serial, host.incarnation)
         held = self._grant is not None or self.block is not None
         return Order(
-            term=term,
+            term=self.fence.term,
             serial=self.serial,
-            incarnation=incarnation,
+            incarnation=host.incarnation,
             ready=self.is_ready,
             fence=self.fence,
             step=self.step,
@@ -82,25 +97,21 @@ class OwnerCore(Rounds):
             grant=None if self._grant is None else self._grant.number,
             shard_hosts=() if self._grant is None else self._grant.shard_hosts,
             consumed=host.consumed,
-            adopt=adopt,
+            adopt=host.may_be_adopted(self.fence, self.step, self._set_at),
             slack=self._slack(),
             pace=self.pace,
-            lineage=None if copies is None else copies.lineage,
-            stage=None if self._change is None else self._change.stage,
-            source=None if copies is None else copies.source(self._hosts.reports, report),
-            copies=0 if copies is None else copies.count(self._hosts.reports),
+            lineage=copies.lineage,
+            stage=change.stage if change and change.has_asked(report) else None,
+            source=copies.source(self._hosts.reports, report),
+            copies=copies.count(self._hosts.reports),
         )
 
     def has_news(self, name: str, serial: int) -> bool:
-        """Whether the host must follow another order than the one with this `serial`.
-
-        A host that has shipped for a block's grant need not learn that the block is open: its
-        segment stays as it is.
-        """
-        if self.block is not None and (serial, self.serial) == (self._opening - 1, self._opening):
-            host = self._hosts.find(name)
-            return host is None or host.batch(self._last_grant) is None
-        return serial != self.serial
+        """Whether the host has something else to do than by the order with this `serial`."""
+        host = self._hosts.find(name)
+        if host is None or host.report is None or host.order is None or host.order.serial != serial:
+            return serial != self.serial
+        return tasks(host.order, host.report) != tasks(self._order(host), host.report)
 
     @property
     def pace(self) -> float:
@@ -115,10 +126,8 @@ class OwnerCore(Rounds):
         """
         head = self._head
         accumulated, living = self._hosts.counted(self.fence)
-        if head is not None:
-            missing = head.required - accumulated
-        else:
-            missing = self._last_required - accumulated if self.pace > 1 else 0
+        expected = self._last_required if self.pace > 1 else 0
+        missing = (expected if head is None else head.required) - accumulated
         return max(1, missing // (2 * max(1, living)))
 
     # Chiefs
@@ -127,6 +136,7 @@ class OwnerCore(Rounds):
         self, ticket: str, required: int, now: float, *, host: str = "", tell: bool = False
     ) -> Answer:
         """Put a chief of this host in the queue, or keep it there; return the answer for it."""
+        self._chiefless = False
         if (self.is_ready or self.is_learning) and not self.finished:
             self._queue.ask(ticket, required, host, now, tell=tell)
             self.tick(now)
@@ -135,12 +145,47 @@ class OwnerCore(Rounds):
     @property
     def is_learning(self) -> bool:
         """Whether the step is not known yet, but will be."""
-        return self.copies is not None and self.copies.is_learning
+        return self.copies.is_learning
 
-    def hear(self, ticket: str, now: float) -> None:
+    def hear(self, ticket: str, now: float) -> bool:
         """Keep a queued ticket alive. A ticket that this owner does not know is not queued."""
-        if (found := self._queue.find(ticket)) is not None:
+        found = self._queue.find(ticket)
+        if found is not None:
             found.heard = now
+        return found is not None
+
+    def resume(
+        self, ticket: str, block: Opened, now: float, *, host: str = ""
+    ) -> Opened | Told | Ended | None:
+        """Go on with a round that an earlier owner opened, and whose chief is in its block.
+
+        Line and step say what became of it. If they are as they were, none of its gradients is in
+        any other round: it is open again. What its hosts have accepted since is dropped with it.
+
+        Returns:
+            The round; or that its update was made, which ended it; or that something else has come
+            in between. None: it is not known yet.
+        """
+        self.tick(now)
+        copies = self.copies
+        if copies.is_learning or not self.has_copies:
+            return None if self.has_copies else Ended()
+        if self.block is not None and self._block_ticket == ticket:
+            return self.block
+        is_as_it_was = (copies.lineage, self.step) == (block.lineage, block.step)
+        if is_as_it_was and self.block is None and copies.change is None and self.is_ready:
+            self._queue.forget(ticket)  # its chief may have tried to end the block
+            self._queue.ask(ticket, block.count, host, now, tell=False)
+            self._grant, self._granted = None, True
+            self._block_ticket, self.block = ticket, replace(block, fence=self.fence)
+            self._changed()
+            return self.block
+        made = copies.is_made(block, self._mark(ticket), self._hosts.reports)
+        return Told() if made else Ended()
+
+    def _mark(self, ticket: str) -> int:
+        """Return by what the updates of a ticket's round are known."""
+        return zlib.crc32(ticket.encode()) % (1 << MARK_BITS)
 
     def answer(self, ticket: str) -> Answer:
         if not (self.is_ready or self.is_learning):
@@ -164,13 +209,20 @@ class OwnerCore(Rounds):
         names = (tuple(sorted(host.name for host in each)) for each in (living, late, lost))
         return Waiting(self.accumulated, self.step, *names)
 
-    def step_past(self, after: int, now: float) -> int | NotReady | Finished | None:
-        """Return the step if it is past `after`, or why there will be none; None: not yet."""
+    def step_past(
+        self, after: int, now: float, *, tell: bool = False
+    ) -> int | NotReady | Finished | Chiefless | None:
+        """Return the step if it is past `after`, or why there will be none; None: not yet.
+
+        With `tell` the loss of the last chief is a reason.
+        """
         self.tick(now)
         if self.is_ready and self.step > after:
             return self.step
         if self.finished:
             return Finished()
+        if tell and self._chiefless:
+            return Chiefless()
         return None if self.is_ready or self.is_learning else NotReady()
 
     def leave(self, ticket: str, now: float, *, consume: bool, told: int = 0) -> bool:
@@ -185,6 +237,11 @@ class OwnerCore(Rounds):
             self._queue.leave(ticket, served=False, told=told)
         self.tick(now)
         return self._queue.served(ticket) is True
+
+    def chiefs(self, now: float) -> int:
+        """Return how many chiefs wait for a round, or have one."""
+        self.tick(now)
+        return len(self._queue.tickets())
 
     def cancel(self, now: float) -> None:
         """End the wait of every chief in the queue; a block that is open goes on."""
@@ -220,7 +277,7 @@ class OwnerCore(Rounds):
         Gradients that a host accepts before its next order count as accepted before this call.
         """
         before = self.step
-        if self.copies is not None:
+        if self.has_copies:
             self.advance_step(step, now)
         elif self._queue.served(request) is None:
             self._queue.leave(request, served=True)
@@ -236,7 +293,7 @@ class OwnerCore(Rounds):
         """Move the step forward, drop what is there, end a round; return how many were dropped."""
         if step <= self.step and self.is_ready:
             return 0
-        if self.copies is not None and (not self.is_ready or self.copies.change is not None):
+        if self.has_copies and (not self.is_ready or self.copies.change is not None):
             raise FailedPreconditionError(
                 "The step cannot be set now: the owner learns it from the parameters' copies, or "
                 "they are being changed"
@@ -250,29 +307,30 @@ class OwnerCore(Rounds):
 
     # The parameters' copies
 
-    @property
-    def _line(self) -> Copies:
-        if self.copies is None:
-            raise FailedPreconditionError("The group has no parameters")
-        return self.copies
-
     def has_line(self, now: float) -> bool | None:
         """Whether some host has a copy of the parameters; None: it is not known yet."""
         self.tick(now)
-        if self.is_learning:
-            return None
-        return self.copies is not None and self.copies.lineage is not None
+        return None if self.is_learning else self.copies.lineage is not None
 
-    def update(self, call: str, ticket: str, source: object, size: int, now: float) -> ChangeAnswer:
+    def update(
+        self,
+        call: str,
+        ticket: str,
+        source: object,
+        size: int,
+        now: float,
+        *,
+        checked: Lineage | None = None,  # that the copy of its host had when the chief checked it
+    ) -> ChangeAnswer:
         """Begin the update of a chief's round, unless this call has begun it; return the answer.
 
         `call` is unique for ever, since it may be repeated. The others are as in a `Stage`.
         """
-        copies, chief = self._line, self._queue.find(ticket)
+        copies, chief = self.copies, self._queue.find(ticket)
         has_block = self.block is not None and self._block_ticket == ticket
         if has_block and chief and copies.change is None and copies.answered(call) is None:
-            stage = copies.named(self.fence.term, self.step + 1, source, size, whole=False)
-            copies.begin(call, chief.host, stage, now)
+            given = call, chief.host, self.fence.term, self.step + 1, source, size, now
+            copies.begin(*given, mark=self._mark(ticket), checked=checked)
             self._changed()
         self.tick(now)
         return self._answer_to(call, now)
@@ -289,16 +347,14 @@ class OwnerCore(Rounds):
         only_first: bool,  # whether it is dropped if there is a copy already
     ) -> ChangeAnswer:
         """Begin to replace all copies, at a higher step; as `update`."""
-        copies = self._line
-        busy = self.block is not None or self._grant is not None or copies.change is not None
-        if copies.answered(call) is None and not busy and not copies.is_learning:
+        copies = self.copies
+        if copies.answered(call) is None and not self._is_busy and not copies.is_learning:
             if only_first and copies.lineage is not None:
                 return Told()
             least = max(self.step + 1, step)
             if least > LAST_STEP:
                 return AtLastStep()
-            stage = copies.named(self.fence.term, least, source, size, whole=True)
-            copies.begin(call, host, stage, now)
+            copies.begin(call, host, self.fence.term, least, source, size, now)
             self._changed()
         self.tick(now)
         is_begun = copies.change is not None and copies.change.call == call
@@ -308,8 +364,7 @@ class OwnerCore(Rounds):
 
     def withdraw(self, call: str, now: float) -> ChangeAnswer:
         """Drop a change that is not committed, or not begun; return the answer to the call."""
-        copies = self._line
-        change = copies.change
+        copies, change = self.copies, self.copies.change
         if change is not None and change.call == call and not change.committed:
             copies.end(Ended())
             self._changed()
@@ -319,18 +374,19 @@ class OwnerCore(Rounds):
         return self._answer_to(call, now)
 
     def _answer_to(self, call: str, now: float) -> ChangeAnswer:
-        return self._line.answer(call, self._hosts.reports, now, self._timing.lease)
+        return self.copies.answer(call, self._hosts.reports, now, self._timing.lease)
 
     def list_hosts(self, names: frozenset[str], now: float) -> None:
         """Note which hosts can take part: a new owner must hear all of them first."""
-        if self.copies is not None and self.copies.listed != names:
+        if self.copies.listed != names:
             self.copies.listed = names
             self._changed()
             self.tick(now)
 
     def problems(self) -> dict[str, str]:
         """Return why hosts have no part: what is wrong with their copies, or cannot be made."""
-        found = {} if self.copies is None else dict(self.copies.problems)
+        found = dict(self.copies.problems)
+        found |= {each.host: each.problem for each in self._hosts.reports if each.problem}
         for host in self._hosts:
             refused = None if host.in_line or host.report is None else host.report.refused
             if refused is not None and refused.error is not None:
@@ -339,7 +395,5 @@ class OwnerCore(Rounds):
 
     def unanswered(self) -> frozenset[str]:
         """Return the hosts that this owner must hear, and has not heard, before it leads."""
-        copies = self.copies
-        if copies is None or not copies.is_learning or copies.listed is None:
-            return frozenset()
-        return copies.must_answer(self._hosts.reports, self.fence.term)
+        hosts = self.copies.must_answer(self._hosts.reports, self.fence.term)
+        return hosts if self.is_learning else frozenset()

@@ -8,17 +8,20 @@ many runs of elements as there are shards; a small one goes to one shard, by the
 import math
 import zlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shmacc import _core
 from shmacc._accumulators.taken import DenseTaken, GroupTaken, SparseTaken
-from shmacc._base.array_types import IndexArray
-from shmacc._multihost.columns import Array, Bytes, Format, Rows, aligned
+from shmacc._multihost.columns import Bytes, Format, Rows, aligned
 from shmacc._multihost.messages import Opened
 from shmacc._values.arguments import describe_shape
 from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from shmacc._base.array_types import IndexArray
 
 _SMALL = 1 << 14  # a dense member with fewer elements goes to one shard
 _LARGE = 1 << 20  # a result with at least this many bytes has memory of its own
@@ -63,11 +66,6 @@ class Plan:
             return [size if shard >= home else 0 for shard in range(self.shards)]
         return [size * (shard + 1) // self.shards for shard in range(self.shards)]
 
-    def totals(self, opened: Opened) -> dict[str, tuple[int, int]]:
-        """Return a round's members with their counts and weights, in the order of the group."""
-        found = opened.totals()
-        return {name: found[name] for name in self.members if name in found}
-
     def at_shard(self, shard: int) -> dict[str, TensorSpec]:
         """Return the members of a shard's group."""
         lengths = (self.ends - self.begins)[:, shard].tolist()
@@ -88,7 +86,8 @@ class Joining:
 
     def __init__(self, plan: Plan, opened: Opened, rows: Mapping[int, Rows]) -> None:
         self._plan, self._opened, self._rows = plan, opened, rows
-        self._totals = plan.totals(opened)
+        totals = opened.totals()
+        self._totals = {name: totals[name] for name in plan.members if name in totals}
         numbers = [plan.numbers[name] for name in self._totals]
         self._check_runs([n for n in numbers if not plan.results.sparse[n]])
         sparse = np.array([n for n in numbers if plan.results.sparse[n]], np.int64)
@@ -158,28 +157,17 @@ class Joining:
             if rows is not None:
                 dims = (rows.stop - rows.start, *dims)
             values = self._wholes[number].reshape(-1).view(form.dtypes[number]).reshape(dims)
-            own = None if rows is None else (self._row_numbers[rows], self._row_counts[rows])
+            if rows is None:
+                taken[name] = DenseTaken(values, count, step, weight, who)
+                continue
             shape = self._plan.members[name].shape
-            taken[name] = part_of_round(shape, values, own, count, step, weight, who)
-        return GroupTaken(taken, opened.count, step, opened.weight, who)
+            first = shape[0] if shape else None
+            whole = np.array([-1 if first is None else first, *values.shape[1:]], np.int64)
+            own = self._row_numbers[rows], self._row_counts[rows]
+            taken[name] = SparseTaken(own[0], values, whole, own[1], count, step, weight, who)
+        made = GroupTaken(taken, opened.count, step, opened.weight, who)
+        return made._of_group(tuple(self._plan.members))  # noqa: SLF001
 
 
 def _is_sparse(spec: TensorSpec) -> bool:
     return isinstance(spec, IndexedSlicesSpec)
-
-
-def part_of_round(
-    shape: tuple[int | None, ...] | None,
-    values: Array,
-    rows: tuple[IndexArray, IndexArray] | None,
-    count: int,
-    step: int,
-    weight: int,
-    contributors: IndexArray,
-) -> SparseTaken | DenseTaken:
-    """Return a member's part of a round; `rows`: the numbers and counts of a sparse one's rows."""
-    if rows is None:
-        return DenseTaken(values, count, step, weight, contributors)
-    first = shape[0] if shape else None
-    whole = np.array([-1 if first is None else first, *values.shape[1:]], np.int64)
-    return SparseTaken(rows[0], values, whole, rows[1], count, step, weight, contributors)

@@ -6,8 +6,8 @@
                  a shard is lost                           else counting, at the next step (void)
              --- a host does not reach a shard        ---> as above, at its expiry; both ends of a
                                                            cut link get no shards for a while
-             --- a contributor is in two batches      ---> counting, at the next step (void);
-                 if so in two steps in a row, the chief gets an error instead of a round
+             --- a contributor is in two batches      ---> counting, at the next step (void); the
+                 second time before a round, the chief gets an error instead of a round
     block    --- its chief leaves it in order         ---> counting, at the next step
              --- it raises, or its chief is lost      ---> counting
              --- shards have lost their pieces        ---> as a grant with too few batches
@@ -23,8 +23,7 @@ With parameters, their copies on all hosts make a second line of states (copies.
                  another one at this step
              --- no host has the owner's lineage      ---> learning, in a new term
 
-Every event ends in `tick`, which takes the transitions that are due; so it does not matter which
-event made them due.
+Every event ends in `tick`, which takes all transitions that are due, whichever event is the reason.
 """
 
 import logging
@@ -34,7 +33,7 @@ from collections.abc import Callable
 from shmacc._multihost.changes import Change
 from shmacc._multihost.copies import Copies
 from shmacc._multihost.counters import Counters
-from shmacc._multihost.hosts import NUMBER_BITS, Grant, Hosts, two_with_one_contributor
+from shmacc._multihost.hosts import NUMBER_BITS, Grant, Hosts, at_two_hosts
 from shmacc._multihost.messages import (
     LAST_STEP,
     Conflict,
@@ -86,7 +85,8 @@ class Rounds:
         self._shards = shards
         self._shown = shown
         self.gone: set[str] = set()
-        self.copies: Copies | None = Copies(shown) if copies else None
+        self.has_copies = copies
+        self.copies = Copies(copies, shown)
         self.has_resigned = False  # a later owner leads, and this one must end
         self.is_ready: bool = step is not None
         self.step: int = step or 0
@@ -95,14 +95,14 @@ class Rounds:
         self.serial = 0  # changes whenever an order or an answer has changed
         self._hosts = Hosts(term, home)
         self._queue = WaitQueue()
-        self._conflict: Conflict | None = None  # made the last step void
+        self._conflicts: frozenset[int] = frozenset()  # that made steps void since the last round
         self._grant: Grant | None = None
         self._last_grant = term << NUMBER_BITS
         self.block: Opened | None = None  # the round that the head of the queue has
         self._block_ticket = ""
-        self._opening = 0  # `serial` when the block was opened
         self._last_required = 0  # by the last chief that got a block
         self.finished = False
+        self._chiefless = False  # whether the last chief was lost, and none has come since
         # Whether workers may be waiting for a new step although this one has no gradient of theirs:
         # those were dropped without a new step, or refused during a grant that led to no round.
         self._in_doubt = not self.is_ready
@@ -130,26 +130,23 @@ class Rounds:
 
     def next_time(self, now: float) -> float:
         """Return when the next `tick` is worth while."""
-        timing = self._timing
-        times = [now + min(timing.lease, timing.chief_lease) / 4]
-        if self._grant is not None:
-            times += self._grant.times(timing)
-        return min(time for time in times if time > now)
+        rest = min(self._timing.lease, self._timing.chief_lease) / 4
+        times = [] if self._grant is None else self._grant.times(self._timing)
+        return min([now + rest, *(time for time in times if time > now)])
 
     def tick(self, now: float) -> None:
         """Take the transitions that are due, by events or by time."""
         # Losses first: a grant with a lost shard is judged below.
         self._lose_hosts(now)
         self._lose_chiefs(now)
-        if self.copies is not None:
-            self._tend_copies(self.copies, now)
+        self._tend_copies(now)
         if self._grant is not None:
             self._close_grant(self._grant, now)
         # Nobody waits: the time in which nothing comes begins with the next wait.
         if not self._wants_round():
             self._seen = None
         elif self._is_enough():
-            # Wait for hosts that are getting a copy: an update would make that an old one.
+            # Wait for hosts that get a whole copy: updates meanwhile may be too many to follow it.
             if not any(host.gets_copy(now - self._timing.expiry) for host in self._hosts):
                 self._make_grant(now)
         elif self._in_doubt and self._is_stuck(now):
@@ -162,31 +159,33 @@ class Rounds:
             self._seen = seen, now
         return seen[1] > 0 and now - self._seen[1] >= self._timing.chief_lease
 
-    def _tend_copies(self, copies: Copies, now: float) -> None:
+    def _tend_copies(self, now: float) -> None:
         """Take the transitions of the parameters' copies that are due."""
-        change, reports = copies.change, self._hosts.reports
+        copies, change, reports = self.copies, self.copies.change, self._hosts.reports
         if copies.is_learning:
             step = copies.learn(reports, self.fence.term, now)
             if step is not None:
                 self.step, self.is_ready = step, copies.lineage is not None
                 self._changed()
         elif change is not None and change.committed:
-            self._tend_committed(copies, change, now)
+            self._tend_committed(change, now)
         elif change is not None:
-            self._tend_staged(copies, change, now)
+            self._tend_staged(change, now)
         elif self.is_ready and self._grant is None and self.block is None:
             if copies.is_nowhere(reports, self.fence.term):
-                self._begin_learning(copies)
+                self._begin_learning()
             elif (step := copies.ahead(reports, self.step)) is not None:
                 self._void("a host's segment is ahead, or has another copy of the parameters", step)
         self._hosts.note_line(copies.has, now)
 
-    def _tend_staged(self, copies: Copies, change: Change, now: float) -> None:
-        reports = self._hosts.reports
+    def _tend_staged(self, change: Change, now: float) -> None:
+        copies, reports = self.copies, self._hosts.reports
         silent = change.is_whole and now - change.heard > self._timing.chief_lease
         refused = change.refusal(reports)
         if silent or refused is not None:
             copies.end(refused or Ended())
+            self._changed()
+        elif change.ask_more(reports, now, self._timing.lease):
             self._changed()
         elif change.can_be_committed(reports, now, self._timing.lease):
             copies.commit(change, reports, now)
@@ -195,8 +194,8 @@ class Rounds:
             if change.is_whole:
                 self._move(change.stage.step)
 
-    def _tend_committed(self, copies: Copies, change: Change, now: float) -> None:
-        reports = self._hosts.reports
+    def _tend_committed(self, change: Change, now: float) -> None:
+        copies, reports = self.copies, self._hosts.reports
         if change.is_whole and now - change.heard > self._timing.chief_lease:
             change.left = True
         if copies.learn_digest(change, reports):
@@ -207,12 +206,11 @@ class Rounds:
                 self._changed()
             elif change.left:
                 self._consume_block()
-            elif not change.told:
-                change.told = True
+            elif copies.answered(change.call) is None:
                 copies.note(change.call, Told())
                 self._changed()
         elif copies.is_nowhere(reports, self.fence.term):
-            self._begin_learning(copies)
+            self._begin_learning()
         elif change.is_whole and (step := copies.ahead(reports, self.step)) is not None:
             self._move(step)
         elif not change.left and (refused := copies.outcome_at_home(change, reports)) is not None:
@@ -220,9 +218,9 @@ class Rounds:
             copies.note(change.call, refused)
             self._changed()
 
-    def _begin_learning(self, copies: Copies) -> None:
+    def _begin_learning(self) -> None:
         """Learn as a new owner does: no host has this owner's lineage any more."""
-        copies.learn_again()
+        self.copies.learn_again()
         self.is_ready = False
         self._raise_term(self._later_term(self.fence.term))
 
@@ -232,20 +230,20 @@ class Rounds:
         return ((term >> TERM_BITS) + 1 << TERM_BITS) + secrets.randbits(TERM_BITS)
 
     @property
-    def _change(self) -> Change | None:
-        return None if self.copies is None else self.copies.change
-
-    @property
     def _head(self) -> Ticket | None:
         """The ticket that is served next. With parameters the chief's host must be at this step."""
-        if self.copies is None:
+        if not self.has_copies:
             return self._queue.first()
         return self._queue.first({host.name for host in self._hosts if host.is_at(self.fence)})
 
     def _wants_round(self) -> bool:
-        busy = self._change is not None or self._grant is not None or self.block is not None
         may = self.is_ready and self.step < LAST_STEP and not self.finished
-        return self._head is not None and may and not busy
+        return self._head is not None and may and not self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a round is being made, or a change of the copies."""
+        return any(each is not None for each in (self.copies.change, self._grant, self.block))
 
     def _is_enough(self) -> bool:
         head = self._head
@@ -273,11 +271,12 @@ class Rounds:
         self._changed()
         if not cut and enough and head is not None:
             # A host refuses a contributor's second gradient, but does not know the other hosts'.
-            if (found := two_with_one_contributor(members)) is not None:
-                self._void_for(Conflict(found[0], (found[1].host, found[2].host)))
+            if found := at_two_hosts(members):
+                self._void_for(head, found)
                 return
-            self.block = Opened(self.fence, self.step, members, grant.shard_hosts)
-            self._opening, self._last_required = self.serial, head.required
+            given = members, grant.shard_hosts, self.copies.lineage
+            self.block = Opened(self.fence, self.step, *given)
+            self._last_required = head.required
             self._block_ticket = head.name
         else:
             self.counters.withdrawn += 1
@@ -296,15 +295,18 @@ class Rounds:
             else:
                 self._void("it has too few gradients after losses, and workers wait")
 
-    def _void_for(self, conflict: Conflict) -> None:
-        one, two = map(self._shown, conflict.hosts)
-        self._void(f"hosts {one} and {two} have both accepted contributor {conflict.contributor}")
-        head, last = self._head, self._conflict
-        self._conflict = conflict
-        if head is not None and last is not None and last.contributor == conflict.contributor:
+    def _void_for(self, chief: Ticket, found: dict[int, tuple[str, str]]) -> None:
+        """Move on, since contributors are at two hosts; the second time, tell the chief of one."""
+        again = self._conflicts.intersection(found)
+        who = min(again or found)
+        if again:
             # Tell the chief only once. It then ends one of the two processes, whose last gradient
             # may still cause another conflict.
-            head.conflict, self._conflict = self._conflict, None
+            chief.conflict, self._conflicts = Conflict(who, found[who]), frozenset()
+        else:
+            self._conflicts = self._conflicts.union(found)
+        one, two = map(self._shown, found[who])
+        self._void(f"hosts {one} and {two} have both accepted contributor {who}")
 
     def _void(self, why: str, step: int | None = None) -> None:
         """Move on without a round, to this step (None: the next one)."""
@@ -318,9 +320,9 @@ class Rounds:
         Once its update is committed, the round is consumed in any case: now, if its chief was told
         and leaves in order; else later (`_tend_committed`), when the hosts have the update.
         """
-        change = self._change
+        change = self.copies.change
         if change is not None and change.committed:
-            if not (consume and change.told):
+            if not (consume and isinstance(self.copies.answered(change.call), Told)):
                 change.left = True
                 self._changed()
                 return False
@@ -329,29 +331,25 @@ class Rounds:
         if consume:
             self._consume_block()
         else:
-            self._end_change()
+            self.copies.end(Ended())
             self.block = None
             self._changed()
         return consume
 
-    def _end_change(self) -> None:
-        if self.copies is not None:
-            self.copies.end(Ended())
-
     def _consume_block(self) -> None:
         block, self.block = self.block, None
-        self._end_change()
+        self.copies.end(Ended())
         self._queue.leave(self._block_ticket, served=True)
         if block is not None:
             self.counters.rounds += 1
             self.counters.gradients += block.count
             self._queue.consumed()
-            self._conflict = None
+            self._conflicts = frozenset()
             self._move(self.step + 1, block.members)
 
     def _end_round(self) -> None:
         """End whatever is open, at once; the chief in its block finds its ticket ended."""
-        self._end_change()
+        self.copies.end(Ended())
         if self.block is not None:
             self._queue.leave(self._block_ticket, served=False)
         # Hosts that were held have refused gradients, whose workers now wait for a new step.
@@ -392,6 +390,7 @@ class Rounds:
                 self._end_block(consume=False)
             self._queue.leave(ticket, served=False)
             self.counters.lost_chiefs += 1
+            self._chiefless = not self._queue.tickets()
             self._changed()
 
     def _changed(self) -> None:

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-import numpy as np
-
 from shmacc import _core
 from shmacc._accumulators import results, rounds
 from shmacc._accumulators.group import AccumulatorGroup
-from shmacc._accumulators.taken import DenseTaken, GroupPartial, GroupTaken, SparseTaken
+from shmacc._accumulators.taken import GroupPartial
 from shmacc._core import RoundResult
 from shmacc._multihost.columns import Columns, Format, Piece, join
 from shmacc._multihost.messages import Batch, Share
-from shmacc._multihost.pieces import Plan, part_of_round
+from shmacc._multihost.pieces import Plan
 from shmacc.errors import FailedPreconditionError, WorkerDiedError
 
 
@@ -41,13 +39,6 @@ class HostGroup(AccumulatorGroup):
             for spec in self._spec.members
         )
 
-    @cached_property
-    def _results(self) -> Format:
-        return Format(
-            (spec.kind == "sparse", spec.shape or (), spec.dtype.numpy)
-            for spec in self._spec.members
-        )
-
     def reduce(self, pieces: Iterable[Piece], share: Share) -> Columns:
         """Return the reduction of a round's pieces; nothing is added to the group.
 
@@ -67,21 +58,6 @@ class HostGroup(AccumulatorGroup):
         members = self._spec.members
         values = [results.to_dtype(members[number].dtype, part) for number, part in parts]
         return Columns(reduced.rows, join(values))
-
-    def taken(self, reduced: Columns, share: Share) -> GroupTaken:
-        """Return a reduction as a take would return it; the arrays share the reduction's memory."""
-        rows, who, end = reduced.rows, np.empty(0, np.int64), 0
-        taken: dict[str, SparseTaken | DenseTaken] = {}
-        for (number, count, weight, length), values in zip(
-            rows.parts.tolist(), self._results.split(reduced), strict=True
-        ):
-            spec, own = self._spec.members[number], None
-            if spec.kind == "sparse":
-                mine = slice(end, end := end + length)
-                own = rows.numbers[mine], rows.counts[mine]
-            of = count, share.step, weight, who
-            taken[spec.name] = part_of_round(spec.shape, values, own, *of)
-        return GroupTaken(taken, share.count, share.step, share.weight, who)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """A shard: it keeps pieces of hosts' batches until their round is over."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 from shmacc._multihost.messages import BatchKey, Fence
@@ -39,15 +39,12 @@ class ShardCore(Generic[_Piece]):
             self.fence = before
             self._pieces.clear()
 
-    def latest(self, hosts: Iterable[str]) -> tuple[BatchKey, ...]:
-        """Return the key of each host's last piece; nothing, unless all of them have one here."""
-        own = [self._pieces.get(host) for host in hosts]
-        return tuple(one[0] for one in own if one is not None) if all(own) else ()
+    def latest(self, hosts: Collection[str]) -> dict[BatchKey, _Piece]:
+        """Return each host's last piece; nothing, unless all of them have one here."""
+        own = dict(self._pieces[host] for host in hosts if host in self._pieces)
+        return own if len(own) == len(hosts) else {}
 
     def pieces(self, fence: Fence, keys: tuple[BatchKey, ...]) -> list[_Piece] | None:
         """Return the pieces with these keys; None: some are missing."""
-        if fence != self.fence:
-            return None
-        found = [self._pieces.get(key.host) for key in keys]
-        here = [one[1] for one, key in zip(found, keys, strict=True) if one and one[0] == key]
-        return here if len(here) == len(keys) else None
+        found = self.latest([key.host for key in keys])
+        return list(found.values()) if fence == self.fence and tuple(found) == keys else None

@@ -45,10 +45,13 @@ class WaitQueue:
         return self._waiting.get(name)
 
     def ask(self, name: str, required: int, host: str, now: float, *, tell: bool) -> None:
-        """Keep the ticket alive, and put it in the queue if it is new."""
+        """Keep the ticket alive, and put it in the queue if it is new.
+
+        At its deadline a chief may be content with fewer gradients.
+        """
         ticket = self._waiting.get(name)
         if ticket is not None:
-            ticket.heard = now
+            ticket.heard, ticket.required = now, required
         elif name not in self._left:
             self._waiting[name] = ticket = Ticket(name, required, host, now, tell)
             if tell:
@@ -67,6 +70,10 @@ class WaitQueue:
         self._left.setdefault(name, served)
         while len(self._left) > _REMEMBERED:
             self._left.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        """Forget that a ticket has left: it comes back."""
+        self._left.pop(name, None)
 
     def served(self, name: str) -> bool | None:
         """Return whether a ticket that has left was served; None: it is not known."""

@@ -75,7 +75,7 @@ class TableChange(NamedTuple):
         steps: The last steps of the rows; None: the round's step.
         updated_before: Rows whose last step is below this are removed, too, if they are neither in
             `ids` nor in `kept`; None: none.
-        kept: These ids.
+        kept: Ids that `updated_before` does not remove.
         corrections: As for an array.
     """
 
@@ -102,7 +102,8 @@ def learning_rate(array: ParameterMember, rate: float | None) -> float:
     if array.optimizer is None:
         raise InvalidArgumentError(
             f"{array.noun.capitalize()} {array.name!r} has no optimizer, so its gradient can "
-            "change nothing: give its new contents in values"
+            f"change nothing: give its new contents in values, or leave it out, as by "
+            f"taken.without({array.name!r})"
         )
     if rate is None:
         return array.optimizer.learning_rate
@@ -117,10 +118,10 @@ def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
     Rows that are given several times are added up, in their order.
 
     Raises:
-        InvalidArgumentError: It does not fit the array, or the array has no optimizer.
+        InvalidArgumentError: The gradient does not fit the array, or the array has no optimizer.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    # First of all: without an optimizer no gradient is right, whatever its shape.
+    # This check is first: without an optimizer no gradient is right, whatever its shape.
     learning_rate(array, None)
     rows = isinstance(array, ParameterTable) or foreign.is_rows(given)
     shape = (None, *array.shape) if isinstance(array, ParameterTable) else array.shape

@@ -33,7 +33,7 @@ class Block(Protocol):
 
     @property
     def given(self) -> Any:
-        """What the block was given; None: the round has ended."""
+        """The round that the block was given; None: the round has ended."""
 
     @property
     def taken(self) -> Any:
@@ -52,18 +52,19 @@ def round_of(
         taken: The value of the round's block; or a mapping to parts of it. Members that a mapping
             leaves out have no mean for an array, but are the round's.
         names: The names of all arrays and tables.
-        blocks: Those that this process has open.
+        blocks: The blocks that this process has open.
 
     Raises:
-        InvalidArgumentError: It is a single accumulator's, and there are several arrays.
-        FailedPreconditionError: It is not of a round that this process has open.
+        InvalidArgumentError: The round is a single accumulator's, and there are several arrays.
+        FailedPreconditionError: The result is not of a round that this process has open.
     """
     # Read `given` only once: it is None as soon as another thread ends its round.
     all_given = [(block, block.given) for block in blocks]
     rounds = [(block, given) for block, given in all_given if given is not None]
-    found = next((block for block, given in rounds if given is taken), None)
+    whole = taken._round if isinstance(taken, GroupTaken) else taken  # noqa: SLF001
+    found = next((block for block, given in rounds if given is whole), None)
     if found is not None and isinstance(taken, GroupTaken):
-        return found, OpenRound(found.taken.step, taken, taken)
+        return found, OpenRound(found.taken.step, taken, whole)
     if found is not None:
         if len(names) > 1:
             raise InvalidArgumentError(
@@ -73,12 +74,13 @@ def round_of(
         means = dict.fromkeys(names, taken)
         return found, OpenRound(found.taken.step, means, means)
     if isinstance(taken, Mapping) and not isinstance(taken, GroupTaken):
-        # By identity: parts of a round are arrays, which compare element by element.
+        # Compare by identity: parts of a round are arrays, which compare element by element.
         parts = {id(part) for part in taken.values()}
         if not parts and len(rounds) > 1:
             raise FailedPreconditionError(
                 "An empty mapping does not say of which round it is, and this process has "
-                f"{len(rounds)} open: params.skip(taken), with what the block was given"
+                f"{len(rounds)} open: params.update(taken.only(), gradients={{...}}), with what a "
+                "group's block was given; update({\"name\": taken}) of a single accumulator's"
             )
         for block, given in rounds:
             own = given.values() if isinstance(given, GroupTaken) else [given]
@@ -86,9 +88,11 @@ def round_of(
                 of_group = given if isinstance(given, GroupTaken) else {}
                 return block, OpenRound(block.taken.step, taken, {**of_group, **taken})
     raise FailedPreconditionError(
-        "An update is made in the block of a round, of what the block was given, or of a mapping "
-        "to some of its members: `with group.round(n) as taken: params.update(taken)`; this "
-        f"{type(taken).__name__} is not of a round that this process has open (in rounds of a "
+        "An update is made in the block of a round, of what the block was given, or of some of its "
+        "members: `with group.round(n) as taken: params.update(taken)`, or update(taken.only(...)) "
+        f"or update(taken.without(...)). This {type(taken).__name__} is not of a round that this "
+        "process has open. Gradients and contents of your own are given as in "
+        "update(taken.only(), gradients={...}, values={...}). (In rounds of a "
         "shmacc.ray.AccumulatorGroup only its shmacc.ray.Parameters can be updated)"
     )
 
@@ -141,10 +145,7 @@ def _check_names(
     for name in [*gradients, *(name for names in asked for name in names)]:
         if name not in known:
             names = ", ".join(map(repr, list(known)[:8])) + (" ..." if len(known) > 8 else "")  # noqa: PLR2004
-            leave_out = (
-                ". To leave out a member that is no parameter: "
-                "params.update({name: taken[name] for name in taken if name in params})"
-            )
+            leave_out = f". To leave out a member that is no parameter: taken.without({name!r})"
             raise InvalidArgumentError(
                 f"There is no array {name!r}; there are {names}"
                 f"{leave_out if name in gradients else ''}"
@@ -212,11 +213,7 @@ def _check_rows(array: ParameterArray, rows: IndexArray) -> None:
 
 
 def _table_change(
-    table: ParameterTable,
-    taken: Any,
-    asked: Asked,
-    rate: float | None,
-    found: OpenRound,
+    table: ParameterTable, taken: Any, asked: Asked, rate: float | None, found: OpenRound
 ) -> TableChange:
     """Return the change that a gradient or new rows make, and the removal of ids.
 
@@ -271,10 +268,10 @@ def _table_change(
 
 
 def steps_to_forget(value: object, name: str) -> int:
-    """Return how many steps ago a row was updated at least, for a table to forget it.
+    """Return after how many steps without an update a table forgets a row.
 
     Raises:
-        InvalidArgumentError: It is no integer, or negative.
+        InvalidArgumentError: The value is no integer, or negative.
     """
     what = f"the steps after which table {name!r} forgets a row"
     steps = arguments.int64(value, what)

@@ -30,9 +30,10 @@ def save(
     """Write the states of accumulators and parameters into one ``.npz`` file.
 
     The file gets all of its new content, or stays as it was: a new file is written and flushed to
-    the disk, and then replaces the old one, with its permissions. A process that is killed
-    meanwhile leaves nothing (on file systems without nameless files, such as NFS, a hidden file
-    beside it).
+    the disk, and then replaces the old one, with its permissions. A process that is killed between
+    the two may leave a hidden file beside it, ``.NAME.shmacc-save``, which the next call that
+    replaces the file removes. (On file systems without nameless files, such as NFS, or if another
+    program has locked the folder, it is called ``.NAME.`` and eight digits, and stays.)
 
     In the block of a round the states are those before the round; after `Parameters.update` they
     are those after the round.
@@ -161,7 +162,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
             for name, one in what.items()
             if isinstance(one, Accumulator)
         }
-        # Each state is of one instant; they belong together only if nothing ended in between.
+        # Each state shows one instant; they belong together only if nothing ended in between.
         if ages == [_age(one) for one in what.values()]:
             break
     else:

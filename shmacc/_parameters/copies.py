@@ -6,6 +6,7 @@ update once, however often it is asked for, and only if its last update is the u
 """
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class Update(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes the values of its changes have."""
+        """The size of the changes' values, in bytes."""
         parts = [
             each.values if isinstance(each, ArrayChange) else [each.values] for each in self.changes
         ]
@@ -79,8 +80,8 @@ def open_copy(
     whoever finds the copy finds no zeros in their place. It has no rows of tables yet.
 
     Args:
-        recipe: What it is like.
-        shared_name: Its name.
+        recipe: The properties of the copy, as from `recipe`.
+        shared_name: The copy's name.
         options: As for `Parameters`.
         state: As for `replace`; None: a new one has zeros.
 
@@ -112,8 +113,13 @@ def look(params: Parameters, timeout: float | None = None) -> Copy:
         DeadlineExceededError: The timeout passed.
     """
     handle, _ = _opened(params)
-    step, _, _, known = _core.read_parameters(handle, [], [], timeout)
+    step, _, _, known = _core.read_parameters(handle, [], [], whole=False, timeout=timeout)
     return _copy(known, step)
+
+
+def is_removed(params: Parameters) -> bool:
+    """Return whether a copy has lost its name: no other process can attach to it."""
+    return _opened(params)[0].unlinked or not os.path.lexists(params._segment_name.path)  # noqa: SLF001
 
 
 def prepare(
@@ -144,7 +150,7 @@ def prepare(
     handle, own = _opened(params)
     found = changes.OpenRound(step, means, means if members is None else members)
     made = changes.of_update(own, found, asked or Asked(), rates or {})
-    _, updates, _, _ = _core.read_parameters(handle, [], [], timeout)
+    _, updates, _, _ = _core.read_parameters(handle, [], [], whole=False, timeout=timeout)
     corrections = [
         _corrections(own[change.number].optimizer, updates[change.number] + 1) for change in made
     ]
@@ -161,6 +167,7 @@ def make(
     parent: Lineage,
     timeout: float | None = None,
     *,
+    begun: int = 0,
     only_check: bool = False,
 ) -> tuple[bool, Lineage]:
     """Make an update in a copy. Atomic, as every update is.
@@ -171,6 +178,8 @@ def make(
         lineage: The update's term and number.
         parent: The lineage that the copy must have.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
+        begun: The step that the copy's accumulator must reach before its gradients count; at least
+            the step after the update's.
         only_check: Whether the update is only checked: it fits, and there is memory for it.
 
     Returns:
@@ -185,8 +194,9 @@ def make(
     after = update.step + 1
     handle, _ = _opened(params)
     made, digest = _core.change_copy(
-        handle, (*lineage, 0), parent, after, after, update.changes, [], timeout, only_check
-    )
+        handle, (*lineage, 0), parent, after, max(after, begun), update.changes, [], timeout,
+        only_check,
+    )  # fmt: skip
     return made, Lineage(*lineage, digest)
 
 
@@ -205,7 +215,7 @@ def check(params: Parameters, state: Mapping[str, ValueArray]) -> None:
     """Check that a state is one of these parameters.
 
     Raises:
-        InvalidArgumentError: It is no state, or that of other parameters.
+        InvalidArgumentError: The value is no state, or that of other parameters.
     """
     states.of_state(_opened(params)[1], state)
 
@@ -225,7 +235,7 @@ def replace(
     Args:
         params: The copy; it may have any lineage, and may be half loaded.
         state: A result of `state`, or of `Parameters.state`.
-        lineage: What the copy is afterwards.
+        lineage: The lineage of the copy afterwards.
         begun: The step that the copy's accumulator must reach before its gradients count.
         step: The parameters' step; None: the state's.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
@@ -235,7 +245,7 @@ def replace(
         False: the copy has this lineage already, and nothing was changed.
 
     Raises:
-        InvalidArgumentError: It is no state, or that of other parameters.
+        InvalidArgumentError: The value is no state, or that of other parameters.
         ResourceExhaustedError: Shared memory is full. Nothing was changed.
         DeadlineExceededError: The timeout passed. Nothing was changed.
     """

@@ -25,6 +25,7 @@ from shmacc.errors import DataLossError, InvalidArgumentError
 BOOL = DType(
     "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
 )
+_LEFT_OUT = {*layout.OPTIMIZER_OPTIONS, "constraint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class ParameterMember(MemberSpec):
     Attributes:
         contents: The name of region 0 in a saved state.
         shape: The shape of the array, or of a row of the table.
-        number: Its number in the segment.
-        optimizer: Its optimizer; None: only new contents change it.
+        number: The member's number in the segment.
+        optimizer: The optimizer; None: only new contents change the member.
     """
 
     contents: ClassVar[str]
@@ -60,7 +61,7 @@ class ParameterMember(MemberSpec):
         shown = [
             f"{each.name}={getattr(self.optimizer, each.name)!r}"
             for each in fields(self.optimizer)
-            if each.name not in layout.OPTIMIZER_OPTIONS or getattr(self.optimizer, each.name)
+            if each.name not in _LEFT_OUT or getattr(self.optimizer, each.name)
         ]
         return f"{type(self.optimizer).__name__}({', '.join(shown)})"
 
@@ -172,7 +173,7 @@ def of_config(config: MemberConfig) -> MemberSpec:
     """Return the spec of an array or table of a segment from its configuration.
 
     Raises:
-        DataLossError: Its dtype, kind or shape is unknown.
+        DataLossError: The dtype, kind or shape is unknown.
     """
     number, declared = config["dtype"], config["declared"]
     dtype = BOOL if number == BOOL.number else dtypes.stored(number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shmacc import optim
+from shmacc import _core, optim
 from shmacc._base import dtype_names, layout
 from shmacc._base.array_types import ValueArray
 from shmacc._base.shown import shown
@@ -59,7 +59,7 @@ class NewMember:
         """Return this as a member of parameters.
 
         Args:
-            number: Its number.
+            number: The member's number.
             optimizers: The optimizer of all, or optimizers by name; None: they have none.
 
         Raises:
@@ -69,9 +69,15 @@ class NewMember:
         optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
         if optimizer is not None:
             if type(optimizer) not in optim.KINDS:  # no subclass: a segment cannot keep its code
+                kinds = ", ".join(kind.__name__ for kind in optim.KINDS)
                 raise InvalidArgumentError(
-                    f"The optimizer of array {name!r} must be one of shmacc.optim's, but was of "
-                    f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+                    f"The optimizer of array {name!r} must be an object of shmacc.optim's {kinds}, "
+                    f"but was {shown(optimizer)}"
+                    + (
+                        f": give the constraint to one, as in SGD(0.1, constraint={optimizer})"
+                        if isinstance(optimizer, optim.Constraint)
+                        else ""
+                    )
                 )
             if dtype.name not in _OPTIMIZED:
                 raise InvalidArgumentError(
@@ -80,7 +86,21 @@ class NewMember:
                 )
             info = np.finfo(dtype.numpy)
             optimizer.check_numbers(float(info.tiny), float(info.max))
+            self._check_rows(optimizer.constraint)
         return parameter(number, self.spec, optimizer, self.table)
+
+    def _check_rows(self, constraint: optim.Constraint | None) -> None:
+        """Refuse a constraint of norms for rows of one number."""
+        shape: tuple[int | None, ...] = self.spec.shape or ()
+        if self.table is not None:
+            shape = (None, *shape)
+        if constraint is not None and constraint.of_norms and not shape[1:]:
+            raise InvalidArgumentError(
+                f"{type(constraint).__name__} is of rows, so an array has two dimensions or more, "
+                f"but {self.spec.name!r} has shape {describe_shape(shape)}: choose the others by "
+                f'patterns, as in optimizer={{"emb*": SGD(0.1, constraint={constraint}), '
+                '"*": SGD(0.1)}'
+            )
 
 
 def new_members(contents: object) -> tuple[NewMember, ...]:
@@ -160,13 +180,34 @@ def with_slots(new: NewMember, member: ParameterMember) -> list[tuple[int, Value
     """Return array and slots as the extension takes them; a new table has none."""
     if not isinstance(member, ParameterArray):
         return []
-    made = [new.contents()]
+    made = [_constrained(member, *new.contents())]
     for region, slot in enumerate(member.slots, 1):
         bytes_, dtype = member.bytes(region), member.dtype.numpy
         initial = None
         if slot.initial and bytes_:
-            count = min(bytes_, _FILLED_AT_ONCE) // dtype.itemsize
-            with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
-                initial = arrays.bytes_of(np.full(count, slot.initial, dtype))
+            initial = _repeated(slot.initial, bytes_, dtype)
         made.append((bytes_, initial))
     return made
+
+
+def _constrained(
+    member: ParameterArray, size: int, contents: ValueArray | None
+) -> tuple[int, ValueArray | None]:
+    """Return an array's first contents as its constraint has them."""
+    optimizer, dtype, row = member.optimizer, member.dtype.numpy, math.prod(member.shape[1:])
+    if optimizer is None or optimizer.constraint is None or size == 0:
+        return size, contents
+    if contents is None:
+        made, row = _repeated(0.0, size, dtype), 1  # no norm changes zeros
+    else:
+        made = arrays.empty(contents.shape, contents.dtype)
+        made[...] = contents
+    _core.constrain(optimizer.config(), made, row, dtype == np.float64)
+    return size, made
+
+
+def _repeated(number: float, size: int, dtype: np.dtype[Any]) -> ValueArray:
+    """Return the beginning of a region in which a number is everywhere."""
+    count = min(size, _FILLED_AT_ONCE) // dtype.itemsize
+    with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
+        return arrays.bytes_of(np.full(count, number, dtype))

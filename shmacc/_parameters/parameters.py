@@ -240,11 +240,12 @@ class Parameters(SharedArrays):
         same gradients.
 
         Args:
-            taken: The value of the round's block; or a mapping from array to its part of that
-                value, to leave out members that are no parameters, such as a loss or a count (an
-                empty mapping means this process's only open round). The value of a single
-                accumulator's round is the only array's gradient; if there are several arrays, pass
-                a mapping that names the array.
+            taken: The value of the round's block; or a part of it: ``taken.without("loss")``
+                leaves out members that are no parameters, and ``taken.only()`` has none, for an
+                update of `gradients` and `values` alone. The value of a single accumulator's round
+                is the only array's gradient; if there are several arrays, pass a mapping that names
+                the array: ``{"emb": taken}``. (So may parts of a group's value be given; an empty
+                mapping means this process's only open round.)
             values: New contents, by array, instead of the optimizer's result: an array, or
                 ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. Slots of
                 these arrays stay as they are. So do arrays with neither gradient nor new contents.
@@ -278,7 +279,7 @@ class Parameters(SharedArrays):
             DeadlineExceededError: The timeout passed. Nothing was changed.
             ResourceExhaustedError: Shared memory is full, or a table would have more rows than its
                 ``max_rows``. Nothing was changed, and the round was not made final: try again with
-                rows to remove, or skip the round.
+                rows to remove, or without the table (`taken.without`).
             DataLossError: The index of a table does not lead to one of its rows; the message says
                 how to save them. Nothing was changed, and the round was not made final.
         """
@@ -386,7 +387,7 @@ class Parameters(SharedArrays):
                 stopped; None: for ever.
 
         Raises:
-            InvalidArgumentError: It is no state, or that of other arrays, shapes, dtypes or
+            InvalidArgumentError: The value is no state, or that of other arrays, shapes, dtypes or
                 optimizers. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
             DeadlineExceededError: The timeout passed. Nothing was changed.

@@ -6,6 +6,7 @@ from typing import Any
 
 from shmacc import optim
 from shmacc._base.shown import shown
+from shmacc._values.numbers import finite
 from shmacc.errors import InvalidArgumentError
 
 LearningRate = float | Mapping[str, float] | None
@@ -46,7 +47,9 @@ def by_name(
 def learning_rates(
     value: object, optimizers: Mapping[str, optim.Optimizer | None]
 ) -> dict[str, float]:
-    """Return the rates of one update by name, checked; other arrays use their optimizers' own.
+    """Check the learning rates of one update, and return them by the arrays' names.
+
+    Arrays that are not in the result have their optimizers' rates.
 
     Args:
         value: None, a number for all names, or a mapping from patterns to numbers (`by_name`).
@@ -58,7 +61,7 @@ def learning_rates(
     if value is None:
         return {}
     given = value if isinstance(value, Mapping) else {"*": value}
-    rates = {pattern: optim.finite(rate, "learning_rate") for pattern, rate in given.items()}
+    rates = {pattern: finite(rate, "learning_rate") for pattern, rate in given.items()}
     for rate in rates.values():
         if rate < 0:
             raise InvalidArgumentError(f"learning_rate must not be negative, but was {shown(rate)}")

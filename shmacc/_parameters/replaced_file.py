@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             _link(opened.fileno(), target, directory.fileno())
         else:
             name.replace(target)
-        # The new name is in the directory, which has a cache of its own.
+        # Flush the directory, too: it has the new name, and a cache of its own.
         os.fsync(directory.fileno())
 
 

@@ -33,8 +33,8 @@ def read(
 
     Args:
         handle: The parameters' handle.
-        own: Their members.
-        copies: What to copy of arrays.
+        own: The parameters' members.
+        copies: The copies to make of arrays.
         timeout: Seconds to wait for the lock; None: for ever.
         whole: Whether the rows of tables are followed by the optimizer's slots.
 
@@ -42,8 +42,8 @@ def read(
         The step, each member's number of updates, the tables, and what is known of a copy.
     """
     as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in copies]
-    tables = [(member.number, whole) for member in own if isinstance(member, ParameterTable)]
-    return _core.read_parameters(handle, as_bytes, tables, timeout)
+    tables = [member.number for member in own if isinstance(member, ParameterTable)]
+    return _core.read_parameters(handle, as_bytes, tables, whole, timeout)
 
 
 def to_state(
@@ -72,7 +72,7 @@ def of_state(own: Own, state: Any) -> tuple[list[Change], int, list[int]]:
     """Return the parts of a state to restore: changes, step, and each array's number of updates.
 
     Raises:
-        InvalidArgumentError: It is no state, or that of other parameters.
+        InvalidArgumentError: The value is no state, or that of other parameters.
     """
     existing = {array.name: array.described() for array in own}
     names = saved_state.names(state, "arrays", existing, "array", "parameters'")
@@ -93,7 +93,7 @@ def of_state(own: Own, state: Any) -> tuple[list[Change], int, list[int]]:
         else:
             made.append(_of_array(state, number, array))
     step = arguments.int64(saved_state.get(state, "step"), "the state's step")
-    # An update compares its round's step with step - 1 (update.hpp), which must be a number, too.
+    # An update compares its round's step with step - 1 (update.hpp), which must be an int64, too.
     if step == -arguments.INT64_MAX - 1:
         raise InvalidArgumentError(f"the state's step must be greater than -2**63, but was {step}")
     return made, step, updates

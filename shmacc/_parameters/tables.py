@@ -55,32 +55,32 @@ class TableRows:
         raise InvalidArgumentError(f"Table {self._known.name!r} {what}")
 
     def __setitem__(self, ids: Any, rows: Any) -> NoReturn:
-        """Refuse: only updates change rows."""
+        """Refuse to set rows: only updates change them."""
         self._refuse(
             f"is changed by updates only: params.update(taken, values={{{self._known.name!r}: "
             "(ids, rows)})"
         )
 
     def __delitem__(self, ids: Any) -> NoReturn:
-        """Refuse: only updates remove rows."""
+        """Refuse to remove rows: only updates remove them."""
         self._refuse(
             f"is changed by updates only: params.update(taken, remove={{{self._known.name!r}: "
             "ids})"
         )
 
-    # Else reversed() would count down from len(), as in a sequence.
+    # Otherwise reversed() would count down from len(), as in a sequence.
     __reversed__ = None
 
     def __iter__(self) -> NoReturn:
-        """Refuse: rows have ids, not places."""
+        """Refuse to iterate: rows have ids, not places."""
         self._refuse("has no order: table.ids() are its ids, table.contains(ids) looks for some")
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a table is no array."""
+        """Refuse the conversion: a table is no array."""
         self._refuse("is no array: table[ids] are rows, params.snapshot() has ids and rows of all")
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: pickle the parameters instead."""
+        """Refuse pickling a table: pickle its parameters instead."""
         self._refuse("does not pickle, nor is it copied: pickle the parameters that it is of")
 
 

@@ -1,132 +1,312 @@
 """A child's side of `shmacc.run`: it makes one call, and hands the outcome to its parent.
 
-The result or the exception stands in an anonymous file in memory (memfd), which the parent reads
-when the child has ended. A pipe would block both if the result is large, and would stay open in
-processes that the child started. A child that is killed while it writes leaves a pickle that is
-cut, which counts as none.
+The outcome stands in an anonymous file in memory (memfd), which the parent reads when the child has
+ended. A pipe would block both if the result is large, and would stay open in processes that the
+child started. Its length comes first, so an outcome that a killed child has cut counts as none.
 
-If the parent dies, the kernel kills the child (PR_SET_PDEATHSIG). A parent that dies before the
-child has asked for that is not its parent any more, which it checks afterwards. A forkserver's
-child has the server as its parent, so one of its threads waits for the end of the run's process.
+A child leads a process group of its own, out of reach of its terminal's Ctrl-C, and ignores the
+signals by which a terminal stops a group that is not in its foreground; so does what it starts. The
+kernel kills it when its parent dies (PR_SET_PDEATHSIG). A parent that died before the child asked
+for that is not its parent any more, which it checks afterwards. What the kernel does not cover, a
+process of the run's own does (cleaner.py).
 """
 
 import ctypes
-import multiprocessing
+import fcntl
 import os
 import pickle
+import runpy
 import signal
 import sys
-import threading
 import traceback
+import types
 from collections.abc import Callable
-from multiprocessing import connection, reduction
+from contextlib import suppress
+from multiprocessing import process, reduction
 from typing import Any, NamedTuple
 
+from shmacc import _child_errors
+from shmacc._run import cleaner
+from shmacc.errors import FailedPreconditionError
+
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_LENGTH = 8  # bytes of an outcome's length
 
-handlers: dict[int, Any] = {}
-"""This process's own handlers, while a run notes signals in their place."""
-
-
-def restore_handlers() -> None:
-    numbers = tuple(handlers)
-    while handlers:
-        signal.signal(*handlers.popitem())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+dumps: Callable[[object], bytes] = pickle.dumps  # of what a child returns or raises
 
 
 class Call(NamedTuple):
-    """What one child does; a chief's rank is -1."""
+    """What one child does.
+
+    Attributes:
+        role: ``chief`` or ``worker``.
+        rank: The worker's; -1: the chief.
+        function: The function that is called.
+        args: The arguments of the call.
+        answers: Whether the child answers. A program that takes the child's place (exec) does not.
+    """
 
     role: str
     rank: int
     function: Callable[..., object]
     args: tuple[Any, ...]
+    answers: bool = True
 
     def __str__(self) -> str:
         return self.role if self.rank < 0 else f"{self.role} {self.rank}"
+
+
+class Surroundings(NamedTuple):
+    """What a child sets up before its call.
+
+    Attributes:
+        environment: Variables; those of ``before`` are also there when the program is executed.
+        before: Variables that packages read when they are loaded.
+        parent: The pid of its parent; 0: a forkserver is.
+        mask: The child's signal mask.
+        cpus: The processors that it may use; None: all.
+        output: The files that its standard output and error are appended to, or descriptors that
+            it inherits; None: the parent's.
+    """
+
+    environment: dict[str, str]
+    before: dict[str, str]
+    parent: int
+    mask: frozenset[int]
+    cpus: frozenset[int] | None
+    output: tuple[str, str] | tuple[int, int] | None
+
+
+class Program(NamedTuple):
+    """Where a child finds ``__main__``, which multiprocessing imports only if it is a file.
+
+    Attributes:
+        module: The module's name, such as ``package.__main__``; empty: no module.
+        path: The program's file, or the folder or archive that has it.
+        is_main: Whether the program is the ``__main__`` of a package, folder or archive.
+    """
+
+    module: str
+    path: str
+    is_main: bool
+
+    def load(self) -> None:
+        """Import the program as ``__mp_main__`` (as multiprocessing does) and ``__main__``."""
+        main = sys.modules["__main__"]
+        # A forkserver may have imported it; a frozen program is imported from the beginning.
+        if main.__name__ == "__mp_main__" or getattr(main, "__file__", None) == self.path:
+            return
+        process.current_process()._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001
+        try:  # it must start no processes now
+            if self.module:
+                found = runpy.run_module(self.module, run_name="__mp_main__", alter_sys=True)
+            else:
+                found = runpy.run_path(self.path, run_name="__mp_main__")
+        finally:
+            del process.current_process()._inheriting  # type: ignore[attr-defined]  # noqa: SLF001
+        imported = types.ModuleType("__mp_main__")
+        imported.__dict__.update(found)
+        sys.modules["__main__"] = sys.modules["__mp_main__"] = imported
+
+
+class Packed:
+    """A call, which a child that is not forked unpickles only when it can answer for errors."""
+
+    def __init__(self, call: Call, program: Program | None) -> None:
+        self._call, self._program, self._pickled = call, program, b""
+
+    def __reduce__(self) -> tuple[Callable[..., "Packed"], tuple[Any, ...]]:
+        # Pickle here: multiprocessing's queues and locks pickle only while it starts a child.
+        pickled = bytes(reduction.ForkingPickler.dumps(self._call[2:4]))
+        return _packed, (self._call._replace(function=str, args=()), self._program, pickled)
+
+    def call(self) -> Call:
+        """Return the unpickled call."""
+        if self._pickled:
+            if self._program is not None:
+                self._program.load()
+            function, args = pickle.loads(self._pickled)  # noqa: S301  the parent wrote it
+            self._call = self._call._replace(function=function, args=args)
+        return self._call
+
+
+def _packed(call: Call, program: Program | None, pickled: bytes) -> Packed:
+    packed = Packed(call, program)
+    packed._pickled = pickled  # noqa: SLF001
+    return packed
 
 
 class Answer:
     """A file in memory for what a child returns or raises."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        try:  # not as standard output, if that is closed, nor for a program in the child's place
+            self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+        finally:
+            os.close(descriptor)
+        self._file = os.fstat(self._descriptor)
+        self._parents = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
-    def __reduce__(self) -> tuple[Callable[[Any], "Answer"], tuple[Any]]:
-        return _from_parent, (reduction.DupFd(self._descriptor),)
+    def __reduce__(self) -> tuple[Callable[[Any, str], "Answer"], tuple[Any, str]]:
+        return _from_parent, (reduction.DupFd(self._descriptor), self._parents)
 
-    def write(self, answer: bytes) -> None:
-        with os.fdopen(self._descriptor, "wb") as file:
-            file.write(answer)
+    def write(self, *outcome: object) -> None:
+        """Write the outcome: a `Returned` or a `Raised`.
+
+        Raises:
+            OSError: The outcome could not be written; the file has none.
+            Exception: The outcome does not pickle.
+        """
+        pickled, file = memoryview(pickle.dumps(outcome)), self._opened()
+        try:
+            os.lseek(file, _LENGTH, os.SEEK_SET)
+            written = 0
+            while written < len(pickled):
+                written += os.write(file, pickled[written:])
+            os.pwrite(file, len(pickled).to_bytes(_LENGTH, "little"), 0)
+        except OSError:
+            os.ftruncate(file, 0)
+            raise
+
+    def _opened(self) -> int:
+        """Return the file; the program may have closed it, or have another one under its number."""
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._descriptor), self._file):
+                return self._descriptor
+        self._descriptor = os.open(self._parents, os.O_RDWR)
+        return self._descriptor
+
+    def read(self) -> tuple[Any, ...] | None:
+        """Return the outcome; None if there is none, or only a part of one."""
+        length = int.from_bytes(os.pread(self._descriptor, _LENGTH, 0), "little")
+        if length == 0:
+            return None
+        os.lseek(self._descriptor, _LENGTH, os.SEEK_SET)
+        with open(self._descriptor, "rb", closefd=False) as file:
+            outcome: tuple[Any, ...] = pickle.load(file)  # noqa: S301  this process's own child wrote it
+        return outcome
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def read(self) -> tuple[Any, BaseException | None] | None:
-        """Return the value and the exception; None: the child wrote no answer, or a part of it."""
-        with os.fdopen(self._descriptor, "rb") as file:
-            file.seek(0)  # the child's position is this one
-            answer = file.read()
-        if not answer.endswith(pickle.STOP):
-            return None
-        try:
-            value, error, told = pickle.loads(answer)  # noqa: S301  this process's own child wrote it
-        except (EOFError, pickle.UnpicklingError):
-            return None
-        if error is not None:
-            error.add_note(told)
-        return value, error
+
+def _from_parent(duplicate: Any, parents: str) -> Answer:
+    answer = Answer(duplicate.detach())
+    answer._parents = parents  # noqa: SLF001
+    return answer
 
 
-def _from_parent(duplicate: Any) -> Answer:
-    descriptor = duplicate.detach()
-    os.set_inheritable(descriptor, False)  # noqa: FBT003  not for a program that takes the child's place
-    return Answer(descriptor)
-
-
-def main(call: Call, environment: dict[str, str], parent: int | None, answer: Answer) -> None:
+def main(packed: Packed, surroundings: Surroundings, answer: Answer) -> None:
+    """Make the call in this process, which was just started for it."""
     os.setpgid(0, 0)
-    # A terminal stops a process outside of its foreground group that reads from it. multiprocessing
-    # has replaced sys.stdin only.
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    _end_with(parent)
-    restore_handlers()  # fork: its parent's are no use here
-    os.environ.update(environment, SHMACC_ROLE=call.role, SHMACC_RANK=str(call.rank))
     try:
-        answer.write(pickle.dumps((call.function(*call.args), None, "")))
+        _set_up(surroundings)
+        call = packed.call()
+        _return(call, call.function(*call.args), answer)
     except SystemExit:
         raise  # its status says all
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # one traceback, the parent's, is enough
-    except BaseException as error:
-        answer.write(_pickled(error, f"In {call} (pid {os.getpid()}):\n{traceback.format_exc()}"))
-        raise
+    except BaseException as error:  # noqa: BLE001  its parent shows it
+        _child_errors.keep(error)
+        _raise(error, answer)
+        sys.exit(1)
 
 
-def _end_with(parent: int | None) -> None:
-    """Let this process be killed when its parent ends; None: its parent is a forkserver."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if parent is None or libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        threading.Thread(target=_end_after_parent, name="shmacc run", daemon=True).start()
-    elif os.getppid() != parent:
+def _set_up(surroundings: Surroundings) -> None:
+    for number in (signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)  # a forked one's is its parent's event loop, until Python 3.12
+    _connect(surroundings.output)
+    os.environ.update(surroundings.environment)
+    # This marks processes that are forked from here on; a variable marks those that are executed.
+    os.memfd_create(cleaner.MARK + surroundings.environment[cleaner.VARIABLE])
+    if surroundings.cpus is not None:
+        for thread in os.listdir("/proc/self/task"):  # packages that are loaded may have some
+            os.sched_setaffinity(int(thread), surroundings.cpus)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if surroundings.parent not in {0, os.getppid()}:
         os.kill(os.getpid(), signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, surroundings.mask)
 
 
-def _end_after_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os.killpg(0, signal.SIGKILL)
+def _connect(output: tuple[str, str] | tuple[int, int] | None) -> None:
+    """Make standard input empty, and direct the output to these files."""
+    # A terminal stops a group that reads from it and is not in its foreground. multiprocessing has
+    # replaced sys.stdin only.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  one was closed
+        os.set_inheritable(descriptor, True)  # noqa: FBT003
+    os.close(descriptor)
+    for number, to in enumerate((os.devnull, *(output or ()))):
+        if isinstance(to, int):
+            os.dup2(to, number)
+            continue
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if number else os.O_RDONLY
+        descriptor = os.open(to, flags, 0o666)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
-def _pickled(error: BaseException, told: str) -> bytes:
+def _return(call: Call, result: object, answer: Answer) -> None:
+    if call.rank >= 0:
+        answer.write("returned", None)  # nobody asks for what a worker returns
+        return
     try:
-        answer = pickle.dumps((None, error, told))
-        _, found, _ = pickle.loads(answer)  # noqa: S301  an __init__ with other arguments fails only here
-        found.add_note(told)  # a __reduce__ may lead to something else
+        answer.write("returned", dumps(result))
+    except Exception as error:
+        what = "be written" if isinstance(error, OSError) else "be pickled"
+        raise FailedPreconditionError(
+            f"The result of the chief, of {type(result).__qualname__}, cannot {what}: {error}"
+        ) from error
+
+
+def _raise(error: BaseException, answer: Answer) -> None:
+    below = error.__traceback__.tb_next if error.__traceback__ else None  # not of this file
+    told = traceback.TracebackException(type(error), error, below)
+    last = "".join(told.format_exception_only())
+    whole = "".join(told.format())
+    try:
+        pickled = dumps(error)
     except Exception:  # noqa: BLE001  whatever its class does
-        in_words = RuntimeError(f"{type(error).__qualname__}: {error}")
-        return pickle.dumps((None, in_words, told))
-    return answer
+        pickled = b""
+    try:
+        answer.write("raised", last.strip(), whole.removesuffix(last), pickled)
+    except OSError:  # such as a limit of the size of files
+        told.print()
+        with suppress(OSError):  # then the status says that it has failed
+            answer.write("raised", last.strip(), "", b"")
+
+
+def was_raised(child: str, last: str, told: str, pickled: bytes) -> BaseException:
+    """Return the exception of a child, with its traceback as a note.
+
+    Args:
+        child: The child that raised.
+        last: The exception's last line.
+        told: The traceback without that line.
+        pickled: The exception; empty: it does not pickle.
+    """
+    note = f"In {child}:\n{told}".rstrip(":\n")
+    error: BaseException
+    try:
+        error = pickle.loads(pickled)  # noqa: S301  this process's own child wrote it
+        str(error)
+        error.add_note(note)  # a __reduce__ may lead to something else
+    except BaseException:  # noqa: BLE001  an __init__ with other arguments, or whatever else
+        error = RuntimeError(last)
+        error.add_note(note)
+    return error
+
+
+def result_of(pickled: bytes | None) -> Any:
+    """Return what the chief has returned.
+
+    Raises:
+        FailedPreconditionError: The result does not unpickle here.
+    """
+    try:
+        return None if pickled is None else pickle.loads(pickled)  # noqa: S301  as above
+    except BaseException as error:  # even SystemExit would not be the caller's
+        raise FailedPreconditionError(
+            f"The result of the chief cannot be unpickled: {type(error).__qualname__}: {error}"
+        ) from error

@@ -1,14 +1,19 @@
-"""Starts the processes of a run, watches them, starts again those that are killed, and ends all.
+"""Watches the processes of a run, starts again those that are killed, and ends all.
 
-Each child leads a process group of its own (child.py). So a Ctrl-C in a terminal reaches only the
-run's process, which passes it on once; and what a child has started is ended with it. A child that
-has ended is reaped only after its group was killed: until then the kernel gives its number to no
-other process.
+Who owns the process that calls `run` owns its children, too: a launcher may have it ignore SIGCHLD,
+a handler or a thread of the program may reap whatever ends. So a child's end is seen by a pidfd,
+and what it did by its answer. Its status is asked for, and may be gone.
+
+A child leads a process group of its own, and what is in that is ended with it. The kernel gives a
+group's number to no other process while the group has a member, or its leader is not reaped.
 """
 
+import contextlib
+import errno
 import logging
 import math
 import os
+import select
 import signal
 import time
 from collections import deque
@@ -18,16 +23,23 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shmacc._run import child as child_side
-from shmacc._run.child import Call
+from shmacc._run import cleaner
+from shmacc._run.child import Answer, Call, Surroundings, result_of, was_raised
+from shmacc._run.namespaces import Surrounded
+from shmacc._run.record import State
+from shmacc._run.signals import CallersSignals
+from shmacc._run.spawning import Starter
 from shmacc.errors import WorkerDiedError
 
-_PERIOD = 60.0  # seconds for which an end counts
+_PERIOD = 60.0  # seconds for which an end counts, and for which a start that fails is tried again
 # Seconds before a process is started again the first, second, ... time.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-# Seconds between two looks at the children. A sentinel does not tell of a child's end while a
-# process lives that the child has started, since that inherited the sentinel's pipe.
-_LOOK = 0.1
+_LOOK = 0.1  # seconds between two looks at signals, and at children without a pidfd
+_KILLED = 10.0  # seconds in which a killed process is gone, if the kernel does not hold it
+_REPORT = 1.0  # seconds in which a forkserver tells the status of a child that has ended
+_LOOKED_AT = os.WEXITED | os.WNOWAIT | os.WNOHANG
+_LOST_BY_FORKSERVER = 255  # multiprocessing's status of a child whose forkserver has ended
+_WANTS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 _log = logging.getLogger("shmacc")
 
@@ -41,96 +53,167 @@ class Limits(NamedTuple):
 
 
 class Interrupted(BaseException):
-    """Ends the run when a signal has come."""
+    """Ends the run when a signal asks for that."""
+
+
+class _Process:
+    """One process of a child, from its start to its end."""
+
+    def __init__(self, starter: Starter, call: Call, surroundings: Surroundings) -> None:
+        self._by_forkserver = starter.by_forkserver
+        with contextlib.ExitStack() as undo:
+            self.answer = Answer(os.memfd_create("shmacc run"))
+            undo.callback(self.answer.close)
+            self._process = starter.start(call, surroundings, self.answer)
+            undo.pop_all()
+        self.pid: int = self._process.pid
+        self._started = 0
+        self.descriptor: int | None = None
+        # The process has ended, the kernel has no pidfds, or there are no descriptors.
+        with suppress(OSError):
+            self._started = cleaner.started(self.pid)[1]
+            self.descriptor = os.pidfd_open(self.pid)
+
+    def lives(self) -> bool:
+        if self.descriptor is not None:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLIN)
+            return not poll.poll(0)
+        try:
+            with suppress(ChildProcessError):  # a forkserver's, or somebody else has reaped it
+                return os.waitid(os.P_PID, self.pid, _LOOKED_AT) is None
+            state, ticks = cleaner.started(self.pid)
+        except OSError:  # no descriptors: look again later
+            return True
+        return state not in "XZ" and self._started in {0, ticks}
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process's group, while the process lives."""
+        if self.lives():
+            with suppress(ProcessLookupError, PermissionError):
+                try:
+                    os.killpg(self.pid, number)
+                except ProcessLookupError:  # it does not lead its group yet
+                    os.kill(self.pid, number)
+
+    def handles(self, number: int) -> bool:
+        """Return whether the process handles a signal that would end it otherwise."""
+        with suppress(OSError):
+            for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines():
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        return False
+
+    def collect(self) -> int | None:
+        """Kill the group of the process, which has ended; return its status, None: it is lost."""
+        status: int | None = None
+        try:
+            end = os.waitid(os.P_PID, self.pid, _LOOKED_AT)
+            if end is not None:
+                status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                cleaner.kill_group(self.pid)
+                os.waitid(os.P_PID, self.pid, os.WEXITED)
+        except ChildProcessError:  # a forkserver's, or somebody else has reaped it
+            if self._by_forkserver and connection.wait([self._process.sentinel], _REPORT):
+                status = self._process.exitcode
+            if status == _LOST_BY_FORKSERVER:
+                status = None
+            # No process gets the number of a group with members: if one has it, the group is gone.
+            if not os.path.exists(f"/proc/{self.pid}"):
+                cleaner.kill_group(self.pid)
+        return status
+
+    def close(self, status: int | None) -> None:
+        """Close what this process has open for the child."""
+        popen = self._process._popen  # noqa: SLF001  multiprocessing would ask for its status
+        popen.returncode = _LOST_BY_FORKSERVER if status is None else status
+        self._process.close()
+        self.answer.close()
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
 
 class _Child:
-    """A process that makes a call, and those that take its place one after the other.
+    """A call, and the processes that make it one after the other; see `Call`.
 
     Attributes:
-        call: What it does.
-        process: It runs; None: none does.
-        due: When to start the next one (time.monotonic); None: not at all.
-        finished: Whether one has returned.
-        value: What it has returned.
-        ends: When it was killed or failed, of the last `_PERIOD`.
+        call: The call.
+        process: The running process; None: none runs.
+        due: When to start the next process (time.monotonic); None: not at all.
+        finished: Whether a process has returned from the call.
+        result: The value that it has returned.
+        ends: When processes were killed or failed, within the last `_PERIOD`.
+        wanting: Since when a start fails for lack of a resource; None: it does not.
     """
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.process: Any = None
+    def __init__(self, call: Call, surroundings: Surroundings) -> None:
+        self.call, self.surroundings = call, surroundings
+        self.process: _Process | None = None
         self.due: float | None = 0.0
         self.finished = False
-        self.value: Any = None
+        self.result: Any = None
         self.ends: deque[float] = deque()
-
-    def start(self, context: Any, environment: dict[str, str]) -> None:
-        """Start its process."""
-        self.answer = child_side.Answer(os.memfd_create("shmacc run"))
-        method = context.get_start_method()
-        parent = None if method == "forkserver" else os.getpid()
-        self.process = context.Process(
-            target=child_side.main,
-            name=str(self.call),
-            args=(self.call, environment, parent, self.answer),
-        )
-        if method == "fork":  # a signal waits until the child has handlers of its own
-            signal.pthread_sigmask(signal.SIG_BLOCK, tuple(child_side.handlers))
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, tuple(child_side.handlers))
-        self.due = None
+        self.wanting: float | None = None
 
     def send(self, number: int) -> None:
-        """Send a signal to its process group."""
-        if self.process is None or self.process.pid is None:
-            return
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:  # it does not lead its group yet, or has ended
-            with suppress(ProcessLookupError):
-                os.kill(self.process.pid, number)
+        """Send a signal to the child's process group."""
+        if self.process is not None:
+            self.process.send(number)
 
-    def has_ended(self) -> bool:
-        """Return whether its process has ended; then it is reaped, and its group killed."""
-        try:
-            if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return False
-            self.send(signal.SIGKILL)
-        except ChildProcessError:  # a forkserver's, or reaped: its number may be another's
-            if self.process.exitcode is None:
-                return False
-        self.process.join()
+    def send_if_handled(self, number: int) -> bool:
+        """Send a signal to the child's process if that handles it; return whether it does."""
+        process = self.process
+        if process is None or not process.lives() or not process.handles(number):
+            return False
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, number)
         return True
 
-    def count_end(self) -> int:
-        """Return how often it has ended within `_PERIOD`, with this end."""
-        now = time.monotonic()
-        self.ends.append(now)
-        while self.ends[0] < now - _PERIOD:
-            self.ends.popleft()
-        return len(self.ends)
+
+def count_end(ends: deque[float]) -> int:
+    """Note an end among those within `_PERIOD`; return how many there are."""
+    now = time.monotonic()
+    ends.append(now)
+    while ends[0] < now - _PERIOD:
+        ends.popleft()
+    return len(ends)
+
+
+def too_often(count: int, restarts: int) -> str:
+    """Return the message's part that says why nothing is started again."""
+    return f"; it has ended {count} times within {_PERIOD:.0f} s, with restarts={restarts}"
 
 
 class Run:
-    """The processes of one run."""
+    """The processes of one run.
+
+    Attributes:
+        raised: The exception of a child, which `result` raises again.
+    """
 
     def __init__(
         self,
-        calls: list[Call],
-        context: Any,
-        environment: dict[str, str],
+        children: list[tuple[Call, Surroundings]],
+        starter: Starter,
         limits: Limits,
-        signals: list[int],
+        signals: CallersSignals,
+        surrounded: Surrounded,
+        ended: Callable[[Call], None],
     ) -> None:
-        self._children = [_Child(call) for call in calls]
-        self._context, self._environment = context, environment
-        self._limits, self._signals = limits, signals
+        self._ended = ended
+        self._children = [_Child(*each) for each in children]
+        self._starter, self._limits, self._signals = starter, limits, signals
+        self._cleaner, self._record = surrounded.cleaner, surrounded.record
         self._memory_kills = _memory_kills()
+        self._groups: set[int] = set()
+        self.raised: BaseException | None = None
 
     def result(self) -> Any:
-        """Run all; return what the chief returns. Afterwards no process of it is left."""
+        """Run all children; return the chief's result. Afterwards no process of the run is left.
+
+        Raises:
+            Interrupted: A signal has ended the run.
+        """
         chief = self._children[0]
         try:
             self._watch(lambda: chief.finished)
@@ -139,7 +222,7 @@ class Run:
             self._watch(self._all_have_ended, self._limits.grace)
         finally:
             self._end()
-        return chief.value
+        return chief.result
 
     def _all_have_ended(self) -> bool:
         return all(child.process is None for child in self._children)
@@ -147,52 +230,120 @@ class Run:
     def _watch(self, over: Callable[[], bool], seconds: float = math.inf) -> None:
         deadline = time.monotonic() + seconds
         while not over() and time.monotonic() < deadline:
-            if self._signals:
+            self._signals.act(self._children)
+            if self._signals.over:
                 raise Interrupted
             for child in self._children:
                 if child.process is not None:
-                    if child.has_ended():
-                        self._judge(child)
+                    if not child.process.lives():
+                        self._judge(child, child.process)
                 elif child.due is not None and time.monotonic() >= child.due:
-                    child.start(self._context, self._environment)
+                    self._start(child)
             self._sleep()
 
     def _sleep(self) -> None:
-        sentinels = [child.process.sentinel for child in self._children if child.process]
-        connection.wait(sentinels, _LOOK)
+        """Wait until a child ends, or a signal may have come."""
+        poll = select.poll()
+        for child in self._children:
+            if child.process is not None and child.process.descriptor is not None:
+                poll.register(child.process.descriptor, select.POLLIN)
+        poll.poll(1000 * _LOOK)
+        self._reap()
 
-    def _judge(self, child: _Child) -> None:
-        """Let a child whose process has ended finish, or be started again; or end the run."""
-        process, child.process = child.process, None
-        answer = child.answer.read()
-        value, error = answer or (None, None)
-        if error is None and (answer or process.exitcode == 0):
-            child.value, child.finished = value, True
+    def _reap(self) -> None:
+        """Reap descendants of ended children, if this process has inherited them (as pid 1)."""
+        for group in tuple(self._groups):
+            try:
+                while os.waitpid(-group, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                self._groups.discard(group)
+
+    def _start(self, child: _Child) -> None:
+        try:
+            child.process = _Process(self._starter, child.call, child.surroundings)
+        except (OSError, EOFError, MemoryError) as error:  # EOFError: a forkserver could not fork
+            passing = not isinstance(error, OSError) or error.errno in _WANTS
+            now = time.monotonic()
+            if not child.ends or not passing or now > (child.wanting or now) + _PERIOD:
+                raise
+            if child.wanting is None:
+                _log.warning("%s cannot be started again yet: %s", child.call, error)
+                child.wanting = now
+            child.due = now + _PAUSES[1]
             return
-        killed = error is None and process.exitcode < 0
+        child.due, child.wanting = None, None
+        self._note(child, State.RUNNING)
+        self._cleaner.note_started(child.process.pid)
+        _log.info("%s has started (pid %d)", child.call, child.process.pid)
+
+    def _note(self, child: _Child, state: State) -> None:
+        self._record.note(
+            self._children.index(child),
+            state,
+            pid=child.process.pid if child.process else 0,
+            ends=len(child.ends),
+            due=None if child.due is None else child.due - time.monotonic(),
+        )
+
+    def _let_go(
+        self, child: _Child, process: _Process
+    ) -> tuple[int | None, tuple[Any, ...] | None]:
+        """Close a child's ended process; return its status and outcome."""
+        status = process.collect()
+        outcome = process.answer.read()
+        process.close(status)
+        child.process = None
+        self._note(child, State.ENDED)
+        self._groups.add(process.pid)
+        self._cleaner.note_ended(process.pid)
+        self._ended(child.call)
+        return status, outcome
+
+    def _judge(self, child: _Child, process: _Process) -> None:
+        """Decide whether a child whose process ended has finished, restarts, or ends the run."""
+        status, outcome = self._let_go(child, process)
+        who = f"{child.call} (pid {process.pid})"
+        error: BaseException | None = None
+        if outcome is not None and outcome[0] == "raised":
+            error = was_raised(who, *outcome[1:])
+        elif outcome is not None:
+            child.result, child.finished = result_of(outcome[1]), True
+        elif status == 0 and (child.call.rank >= 0 or not child.call.answers):
+            child.finished = True
+        if child.finished:
+            self._note(child, State.FINISHED)
+            _log.info("%s has finished", who)
+            return
+        killed = error is None and (status is None or status < 0)
         may_start_again = killed or self._limits.after_failures
         if may_start_again and self._children[0].finished:
             return  # it is not needed any more
-        what = f"{child.call} (pid {process.pid}) {self._told(process.exitcode, error)}"
-        count = child.count_end()
+        what = f"{who} {self._told(status, outcome)}"
+        count = count_end(child.ends)
         restarts = self._limits.restarts
         if count <= restarts and may_start_again:
             child.due = time.monotonic() + _PAUSES[min(count, len(_PAUSES)) - 1]
-            _log.warning("%s, and is started again (%d of %d)", what, count, restarts)
+            self._note(child, State.DUE)
+            again = "%s, and is started again (%d of %d)"
+            _log.warning(again, what, count, restarts, exc_info=error)
             return
         if error is not None:
+            self.raised = error
             raise error
         if killed:
-            what += f"; it has ended {count} times within {_PERIOD:.0f} s, with restarts={restarts}"
-        status = None if killed else SystemExit(process.exitcode)
+            what += too_often(count, restarts)
         # The command ends with this status (command.py).
-        raise WorkerDiedError(what).with_fields(pids=(process.pid,), reasons=(what,)) from status
+        cause = None if killed else SystemExit(status)
+        raise WorkerDiedError(what).with_fields(pids=(process.pid,), reasons=(what,)) from cause
 
-    def _told(self, status: int, error: BaseException | None) -> str:
-        if error is not None:
-            return f"raised {type(error).__qualname__}: {error}"
+    def _told(self, status: int | None, outcome: tuple[Any, ...] | None) -> str:
+        if outcome is not None:
+            return f"raised {outcome[1]}"
+        if status is None:
+            return "has ended, and its status is lost, by its forkserver's end or to another reaper"
         if status >= 0:
-            return f"exited with status {status}"
+            return f"exited with status {status}" + (" and without a result" if not status else "")
         try:
             told = f"was killed by {signal.Signals(-status).name}"
         except ValueError:  # most of the real-time signals have no name
@@ -204,23 +355,27 @@ class Run:
 
     def _end(self) -> None:
         """End all processes that are left: by the signal that came, by SIGTERM, by SIGKILL."""
-        for number in (*self._signals[:1], signal.SIGTERM, signal.SIGKILL):
+        first = (self._signals.ended_by,) if self._signals.ended_by else ()
+        for number in (*first, signal.SIGTERM, signal.SIGKILL):
             for child in self._children:
                 child.send(number)
-            deadline = time.monotonic() + self._limits.grace
-            while time.monotonic() < deadline or number == signal.SIGKILL:
+                child.send(signal.SIGCONT)  # a stopped one would not see it
+            last = number == signal.SIGKILL
+            deadline = time.monotonic() + (_KILLED if last else self._limits.grace)
+            while time.monotonic() < deadline:
                 for child in self._children:
-                    if child.process is not None and (
-                        child.process.pid is None or child.has_ended()
-                    ):
-                        child.process = None
-                        child.answer.close()
+                    if child.process is not None and not child.process.lives():
+                        self._let_go(child, child.process)
                 if self._all_have_ended():
+                    while self._groups and time.monotonic() < deadline:
+                        self._reap()
                     return
-                # A second signal: do not wait longer, but go on to a harder one.
-                if len(self._signals) > 1 and number != signal.SIGKILL:
+                self._signals.act(self._children)
+                if self._signals.in_haste and not last:
                     break
                 self._sleep()
+        left = [child.process.pid for child in self._children if child.process is not None]
+        _log.error("The kernel does not end these processes, which were killed: %s", left)
 
 
 def _memory_kills() -> int:

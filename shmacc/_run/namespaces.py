@@ -1,88 +1,146 @@
-"""The namespace of a run's children, whose names are removed at the end, also if all is killed."""
+"""The namespace of a run's children, and the process that cleans up after them (cleaner.py)."""
 
 import os
-import subprocess
+import select
+import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from shmacc._base import names
-from shmacc._parameters.shared_arrays import SharedArrays
-from shmacc._segment import removal
-from shmacc._values.specs import TensorSpec
-from shmacc.errors import FailedPreconditionError
+from shmacc._run import cleaner
+from shmacc._run.record import Called, Record, kept
+from shmacc._run.spawning import execute
+from shmacc._segment import run_records
+from shmacc.errors import ShmaccError
+
+_ANSWER = 10.0  # seconds within which a cleaner that lives has cleaned up
+
+
+class Cleaner:
+    """The process beside the run's own that cleans up after the run; see cleaner.py.
+
+    Attributes:
+        mark: Marks the run's processes: the tokens of the outer runs, then this run's own token.
+    """
+
+    def __init__(self, namespace: str, *, named: bool) -> None:
+        self._job = cleaner.Job(os.urandom(8).hex(), names.SHM_DIRECTORY, namespace, named=named)
+        self.mark = "/".join((*os.environ.get(cleaner.VARIABLE, "").split("/"), self._job.token))
+        self._socket, theirs = socket.socketpair()
+        forked = getattr(sys, "frozen", False) or not sys.executable
+        with theirs:
+            try:
+                self._pid = (self._forked if forked else self._executed)(theirs.fileno())
+            except BaseException:
+                self._socket.close()
+                raise
+
+    def _executed(self, end: int) -> int:
+        job = self._job
+        named = "named" if job.named else "unnamed"
+        arguments = [str(os.getpid()), job.token, job.folder, job.namespace, named]
+        streams = [(os.POSIX_SPAWN_DUP2, end, number) for number in (0, 1)]
+        return execute(
+            [sys.executable, "-I", "-S", cleaner.__file__, *arguments],
+            dict(os.environ),
+            [],
+            file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
+            setsid=True,  # a terminal's Ctrl-C is not for it
+        )
+
+    def _forked(self, end: int) -> int:
+        """Fork the cleaner: executing a frozen program's ``sys.executable`` would start it anew."""
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                os.dup2(end, 0)
+                os.dup2(end, 1)
+                os.closerange(2, os.sysconf("SC_OPEN_MAX"))
+                cleaner.main(parent, self._job)
+            finally:
+                os._exit(0)
+        return pid
+
+    def note_started(self, pid: int) -> None:
+        """Tell the cleaner of a new child, which leads a process group."""
+        self._send(f"+{pid}\n")
+
+    def note_ended(self, pid: int) -> None:
+        """Tell the cleaner that a child's group was killed."""
+        self._send(f"-{pid}\n")
+
+    def _send(self, line: str) -> None:
+        with suppress(OSError):  # it was killed
+            self._socket.sendall(line.encode(), socket.MSG_NOSIGNAL)
+
+    def finish(self, *, remove: bool) -> None:
+        """Let the cleaner end leftover processes, and remove the names if asked. Idempotent."""
+        if self._socket.fileno() < 0:
+            return
+        inner: list[str] = []
+        if remove and self._job.named:
+            with suppress(OSError, ShmaccError):
+                started = run_records.started_in(lambda outer: outer == self._job.namespace)
+                inner = [name.namespace for name in started if name.namespace]
+        self._send(" ".join(["remove", *inner]) + "\n" if remove else "keep\n")
+        answer, poll = b"", select.poll()
+        poll.register(self._socket, select.POLLIN)
+        with suppress(ConnectionResetError):  # it was killed before it has read all
+            while not answer.endswith(b"\n") and poll.poll(1000 * _ANSWER):
+                read = self._socket.recv(4096)
+                if not read:
+                    break
+                answer += read
+        if not answer.endswith(b"\n"):  # it was killed, or is stopped
+            answer = " ".join(map(str, cleaner.end(self._job))).encode()
+            if remove:
+                cleaner.remove_names(self._job, inner)
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        self._socket.close()
+        # If this process is pid 1, it must reap the killed processes.
+        for pid in (self._pid, *map(int, answer.split())):
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+class Surrounded(NamedTuple):
+    """The namespace and the cleaner of a run's children; see `of_children`."""
+
+    namespace: str
+    cleaner: Cleaner
+    record: Record
 
 
 @contextmanager
-def of_children(name: str | None) -> Iterator[str]:
-    """Yield the children's namespace; then remove its names, unless a named run has failed."""
+def of_children(
+    name: str | None, roles: Sequence[str], restarts: int, called: Called | None = None
+) -> Iterator[Surrounded]:
+    """Yield the children's namespace and cleaner; then remove the names in the namespace.
+
+    The names of a named run stay if it has failed. Other arguments are as for `record.kept`.
+    """
     outer = names.current_namespace()
     if name is None:
-        # A long outer namespace is cut: the random number still tells runs apart.
+        # A long outer namespace is cut: runs still differ by their random numbers.
         own = f"run-{os.getpid()}-{os.urandom(6).hex()}"
         namespace = f"{outer[: names.LONGEST_NAMESPACE - len(own) - 1]}.{own}" if outer else own
-        with _cleaner(namespace):
-            try:
-                yield namespace
-            finally:
-                removal.remove_namespace(namespace)
-        return
-    namespace = names.checked_namespace(name, "name")
-    if outer:
-        namespace = names.checked_namespace(f"{outer}.{name}", "name")
-    with _only_run(name):
-        yield namespace
-        removal.remove_namespace(namespace)
-
-
-# The program of a process that outlives the run's process. If its standard input ends without a
-# byte, the run was killed: it removes the names, for 2 s, until the children are killed, too.
-_CLEANER = """
-import os, sys, time
-folder, *prefixes = sys.argv[1:]
-if not sys.stdin.buffer.read():
-    for _ in range(20):
-        for name in os.listdir(folder):
-            if name.startswith(tuple(prefixes)):
-                try:
-                    os.unlink(folder + "/" + name)
-                except FileNotFoundError:
-                    pass
-        time.sleep(0.1)
-"""
-
-
-@contextmanager
-def _cleaner(namespace: str) -> Iterator[None]:
-    """Have the names in a namespace removed if this process is killed in the block."""
-    prefix = f"{names.PREFIX}{namespace}:"
-    command = [sys.executable, "-I", "-S", "-c", _CLEANER, names.SHM_DIRECTORY]
-    # In a session of its own, since a terminal's Ctrl-C is not for it.
-    with subprocess.Popen(  # noqa: S603  this Python, and names
-        [*command, prefix, names.SEMAPHORE_FILE_PREFIX + prefix],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    ) as cleaner:
-        try:
-            yield
-        finally:
-            with suppress(BrokenPipeError):  # it was killed
-                cleaner.communicate(b"not killed")
-
-
-@contextmanager
-def _only_run(name: str) -> Iterator[None]:
-    # The kernel proves whether the process that holds this segment still lives.
+    else:
+        namespace = names.checked_namespace(name, "name")
+        if outer:
+            namespace = names.checked_namespace(f"{outer}.{name}", "name")
+    named = name is not None
+    cleaner, remove = Cleaner(namespace, named=named), not named
     try:
-        held = SharedArrays(
-            {"run": TensorSpec((), "uint8")},
-            f"run.{name}",
-            if_exists="replace",
-            unlink_on_close=True,
-        )
-    except FailedPreconditionError as error:
-        raise FailedPreconditionError(
-            f"The run {name!r} is under way, in process {error.pids}"
-        ).with_fields(pids=error.pids) from None
-    with held:
-        yield
+        with kept(namespace, roles, called, named=named, restarts=restarts) as record:
+            try:
+                yield Surrounded(namespace, cleaner, record)
+                remove = True
+            finally:  # while the record keeps others from beginning a run of this name
+                cleaner.finish(remove=remove)
+    finally:
+        cleaner.finish(remove=False)

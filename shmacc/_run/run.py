@@ -4,26 +4,27 @@ No other module needs this one: threads, asyncio and other launchers do without 
 """
 
 import math
-import multiprocessing
-import pickle
+import os
 import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 from shmacc import _child_errors
 from shmacc._base import names
 from shmacc._base.shown import shown
-from shmacc._run import child as child_side
-from shmacc._run.child import Call
+from shmacc._run import cleaner
+from shmacc._run.child import Call, Surroundings
 from shmacc._run.children import Interrupted, Limits, Run
-from shmacc._run.namespaces import of_children
+from shmacc._run.namespaces import Surrounded, of_children
+from shmacc._run.signals import ENDING, callers_signals
+from shmacc._run.spawning import Starter
 from shmacc._values import arguments
 from shmacc.errors import CancelledError, FailedPreconditionError, InvalidArgumentError
 
 _Result = TypeVar("_Result")
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def run(
@@ -37,23 +38,32 @@ def run(
     context: str = "spawn",
     grace: float = 5.0,
     name: str | None = None,
+    threads: int | Literal["share"] | None = None,
+    cpus: Literal["spread"] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
 ) -> _Result:
     """Call ``chief(*args)`` and ``worker(rank, *args)`` in child processes; return chief's result.
 
     A child that is killed by a signal is started again with the same rank: at once the first time,
     then after pauses of up to 5 seconds. A child that raises ends the run. A worker that returns
-    has finished. When the chief has returned, workers have `grace` seconds to return.
+    has finished; what it returns is not sent. When the chief has returned, workers have `grace`
+    seconds to return. The number of workers does not change.
 
     The children have a namespace of their own (``SHMACC_NAMESPACE``) inside this process's, so the
-    names in a program never meet those of another run. At the end all names in it are removed.
+    names in a program never meet those of another run. At the end all names in it are removed, and
+    what the children have started is killed.
 
     In a child the environment has ``SHMACC_ROLE`` (``chief`` or ``worker``), ``SHMACC_RANK`` (-1 in
     the chief) and ``SHMACC_WORKERS``, all of them set before the function is called. Logger
-    ``shmacc`` warns of each process that is started again.
+    ``shmacc`` warns of each process that is started again, and says at level INFO which process has
+    started and finished. `run` prints nothing.
 
-    SIGINT, SIGTERM and SIGHUP of this process are passed on to the children, and then take effect
-    here. A second one kills the children. This holds for calls in the main thread. If this process
-    is killed, the children are killed with it, and the names are removed within two seconds.
+    It may be called in any thread. In the main thread, SIGINT, SIGTERM and SIGHUP of this process
+    are passed on to the children, and take effect here when these have ended; a second one kills
+    the children. SIGUSR1 and SIGUSR2 are passed on to children that have a handler; Ctrl-Z stops
+    the children, too. Your own handlers are called, within 0.1 seconds; what they raise ends the
+    run, and is raised. Handlers and mask are yours again afterwards. If this process is killed, the
+    children and what they have started are killed with it, and the names are removed.
 
     It reads like ``torch.multiprocessing.spawn``, and restarts as torchrun does, without a
     rendezvous: names do that.
@@ -71,102 +81,183 @@ def run(
         name: The children's namespace, inside this process's. Then names are removed only after a
             run that ended well: after a Ctrl-C, an error, or a kill of everything, the same call
             goes on with the run.
+        threads: How many threads NumPy, torch and others may use in each child; ``"share"``: the
+            processors that this process may use, divided by `workers`. It sets OMP_NUM_THREADS,
+            OPENBLAS_NUM_THREADS, MKL_NUM_THREADS and NUMEXPR_NUM_THREADS before the child is
+            executed, so `context` must be ``"spawn"``. None: as in this process.
+        cpus: ``"spread"``: each worker may use a share of these processors that no other worker
+            has. None: as in this process.
+        log_dir: A folder, which is made if it is not there. What a child prints is appended to
+            ``chief.out``, ``chief.err``, ``worker-0.out``, ... in it. None: to this process's
+            output.
 
     Raises:
         InvalidArgumentError: A bad argument, or a function that children cannot import.
         FailedPreconditionError: A run of that name is under way; or children import the program,
-            and it calls this outside of ``if __name__ == "__main__":``.
+            and it calls this outside of ``if __name__ == "__main__":``; or this process is a
+            daemonic one of multiprocessing, such as a Pool's; or the chief's result does not
+            pickle, or could not be handed over.
         WorkerDiedError: A process was killed more often than `restarts`, or exited with another
-            status than 0. The message names its role and rank.
+            status than 0, or the chief did without a result. The message names its role and rank.
         CancelledError: SIGINT, SIGTERM or SIGHUP came, and this process's handler did not raise.
-        BaseException: What `chief` or `worker` raised, with the child's traceback as a note.
+        OSError: The first start of a process failed, or `log_dir` cannot be written to.
+        BaseException: What `chief` or `worker` raised, with the child's traceback as a note; or
+            what a handler of this process has raised. An exception that does not unpickle is a
+            RuntimeError with its name.
     """
     if _child_errors.is_unpickling():
         raise FailedPreconditionError(
             "shmacc.run was called while a child imports the program: call it under "
             "`if __name__ == '__main__':`"
         )
-    workers, restarts = _count(workers, "workers"), _count(restarts, "restarts")
+    workers = count(workers, "workers")
     if (worker is None) != (workers == 0):
         raise InvalidArgumentError(
             "worker and workers belong together, a function and in how many processes it is "
             f"called, but they were {worker!r} and {workers}"
         )
+    asked = limits(restarts, restart_on, grace)
+    args = tuple(args)
+    calls = [Call("chief", -1, chief, args)]
+    if worker is not None:
+        calls += [Call("worker", rank, worker, (rank, *args)) for rank in range(workers)]
+    before, shares = variables(threads, workers), processors(cpus, workers)
+    if before and context != "spawn":
+        raise InvalidArgumentError(
+            "threads needs context='spawn': in a child that is forked, NumPy is loaded already and "
+            f"reads no variables any more; but context was {shown(context)}"
+        )
+
+    def arranged(call: Call, surroundings: Surroundings) -> Surroundings:
+        cpus, output = shares.get(call.rank), log_files(log_dir, call)
+        return surroundings._replace(before=before, cpus=cpus, output=output)
+
+    result: _Result = supervise(calls, context, asked, name, arranged)
+    return result
+
+
+def supervise(
+    calls: list[Call],
+    context: str,
+    asked: Limits,
+    name: str | None,
+    arranged: Callable[[Call, Surroundings], Surroundings],
+    ended: Callable[[Call], None] = lambda _: None,
+) -> Any:
+    """Run these calls as `run` does, the chief's first; return what the chief returns.
+
+    Args:
+        calls: The calls.
+        context: The start method.
+        asked: How often a process is started again, and how long the end waits.
+        name: The run's name.
+        arranged: Returns a child's surroundings with what is asked for.
+        ended: Is called when a process that makes a call has ended.
+    """
+    starter = Starter(context, calls)
+    roles = [str(call) for call in calls]
+    with (
+        callers_signals() as signals,
+        suppress(Interrupted),
+        of_children(name, roles, asked.restarts) as surrounded,
+    ):
+        run = prepared(calls, starter, asked, signals, surrounded, arranged, ended)
+        try:
+            return run.result()
+        except BaseException as error:
+            if error is run.raised:
+                error.__traceback__ = None  # its note has what counts
+            raise
+    number = signals.ended_by
+    raise CancelledError(f"The run was ended by {signal.Signals(number).name}").with_fields(
+        signal=number
+    )
+
+
+def prepared(
+    calls: list[Call],
+    starter: Starter,
+    asked: Limits,
+    signals: Any,
+    surrounded: Surrounded,
+    arranged: Callable[[Call, Surroundings], Surroundings],
+    ended: Callable[[Call], None],
+) -> Run:
+    """Return a run of these calls; see `supervise`."""
+    parent = 0 if starter.by_forkserver else os.getpid()
+    mask = frozenset(signals.mask - ENDING)
+    children = []
+    for call in calls:
+        environment = {
+            names.NAMESPACE_VARIABLE: surrounded.namespace,
+            cleaner.VARIABLE: surrounded.cleaner.mark,
+            "SHMACC_WORKERS": str(len(calls) - 1),
+            "SHMACC_ROLE": call.role,
+            "SHMACC_RANK": str(call.rank),
+        }
+        surroundings = Surroundings(environment, {}, parent, mask, None, None)
+        children.append((call, arranged(call, surroundings)))
+    return Run(children, starter, asked, signals, surrounded, ended)
+
+
+def variables(threads: object, workers: int) -> dict[str, str]:
+    """Return the environment variables that limit a child's threads."""
+    if threads is None:
+        return {}
+    if threads == "share":
+        number = max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+    elif isinstance(threads, str) or (number := arguments.int64(threads, "threads")) < 1:
+        raise InvalidArgumentError(
+            f"threads must be a positive number, 'share' or None, but was {shown(threads)}"
+        )
+    return dict.fromkeys(_THREADS, str(number))
+
+
+def processors(cpus: object, workers: int) -> dict[int, frozenset[int]]:
+    """Return each worker's processors, by its rank."""
+    if cpus is None:
+        return {}
+    if cpus != "spread":
+        raise InvalidArgumentError(f"cpus must be 'spread' or None, but was {shown(cpus)}")
+    usable = sorted(os.sched_getaffinity(0))
+    if workers > len(usable):
+        raise InvalidArgumentError(
+            f"cpus='spread' needs a processor for each of {workers} workers, but this process may "
+            f"use {len(usable)}"
+        )
+    ends = [len(usable) * rank // max(1, workers) for rank in range(workers + 1)]
+    return {rank: frozenset(usable[ends[rank] : ends[rank + 1]]) for rank in range(workers)}
+
+
+def log_files(log_dir: str | os.PathLike[str] | None, call: Call) -> tuple[str, str] | None:
+    """Make the folder, and return the files in it that a child's output is appended to."""
+    if log_dir is None:
+        return None
+    try:
+        folder = os.path.abspath(os.fsdecode(log_dir))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"log_dir must be the path of a folder, but was {shown(log_dir)}"
+        ) from None
+    os.makedirs(folder, exist_ok=True)
+    stem = os.path.join(folder, str(call).replace(" ", "-"))
+    return f"{stem}.out", f"{stem}.err"
+
+
+def limits(restarts: object, restart_on: object, grace: object) -> Limits:
+    """Return the limits that the caller asks for."""
+    number = count(restarts, "restarts")
     if restart_on not in {"killed", "failure"}:
         raise InvalidArgumentError(
             f"restart_on must be 'killed' or 'failure', but was {shown(restart_on)}"
         )
     wait = arguments.timeout(grace, "grace")
-    args = tuple(args)
-    calls = [Call("chief", -1, chief, args)]
-    if worker is not None:
-        calls += [Call("worker", rank, worker, (rank, *args)) for rank in range(workers)]
-    processes = _context_for(calls[:2], context)
-    with _noted_signals() as signals, suppress(Interrupted), of_children(name) as namespace:
-        environment = {names.NAMESPACE_VARIABLE: namespace, "SHMACC_WORKERS": str(workers)}
-        limits = Limits(restarts, restart_on == "failure", math.inf if wait is None else wait)
-        result: _Result = Run(calls, processes, environment, limits, signals).result()
-        return result
-    raise CancelledError(f"The run was ended by {signal.Signals(signals[0]).name}")
+    return Limits(number, restart_on == "failure", math.inf if wait is None else wait)
 
 
-def _count(value: object, what: str) -> int:
+def count(value: object, what: str) -> int:
+    """Return a checked number of processes or restarts."""
     number = arguments.int64(value, what)
     if number < 0:
         raise InvalidArgumentError(f"{what} must not be negative, but was {number}")
     return number
-
-
-def _context_for(calls: list[Call], name: str) -> Any:
-    """Return multiprocessing's context of that name, if its children can get these functions."""
-    try:
-        context: Any = multiprocessing.get_context(name)
-    except (ValueError, TypeError):
-        raise InvalidArgumentError(
-            f"context must be one of {', '.join(multiprocessing.get_all_start_methods())}, "
-            f"but was {shown(name)}"
-        ) from None
-    program = vars(__import__("__main__"))
-    for call in calls:
-        if not callable(call.function):
-            raise InvalidArgumentError(
-                f"The {call.role} must be a function, but was {call.function!r}"
-            )
-        if name == "fork":
-            continue
-        try:
-            pickled = pickle.dumps(call.function)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise InvalidArgumentError(
-                f"The {call.role} must be a function that a child can import, at the top level of "
-                f"a module, but was {call.function!r}: {error}"
-            ) from error
-        # A pickle names the module of everything in it, as of the function in a partial.
-        if b"\x8c\x08__main__" in pickled and not program.get("__file__"):
-            raise InvalidArgumentError(
-                f"The {call.role} {call.function!r} is defined in a notebook or at a prompt, from "
-                "which a child cannot import it: put it into a module, or use context='fork'"
-            )
-    return context
-
-
-@contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Collect signals that ask for an end in a list; after the block, send the first one again."""
-    came: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # None: not Python's handler. What is ignored, as SIGINT by a script's background job
-            # or SIGHUP under nohup, stays ignored.
-            if signal.getsignal(number) not in {None, signal.SIG_IGN}:
-                child_side.handlers[number] = signal.signal(number, note)
-    try:
-        yield came
-    finally:
-        child_side.restore_handlers()
-        if came:  # also if the run has ended by an error meanwhile
-            signal.raise_signal(came[0])

@@ -39,7 +39,7 @@ def cancel(finalizer: "weakref.finalize[..., Any]") -> None:
 
 
 def used_in_child(handle: _core.Handle) -> None:
-    """Leave when this forked child ends; called by the extension before the child's first use."""
+    """Register a forked child's exit hooks. The extension calls this before the first use."""
     _leave_at_exit(handle)
 
 
@@ -54,7 +54,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     for util in _child_errors.loaded("util"):
         if util.Finalize not in makers:  # billiard uses multiprocessing's class
             makers.append(util.Finalize)
-            # With a priority: without one it is never called at the end of a process.
+            # The finalizer needs a priority: without one, the end of a process does not call it.
             made.append(util.Finalize(None, _leave, known, exitpriority=0))
     return made
 

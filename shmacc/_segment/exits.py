@@ -1,4 +1,4 @@
-"""How a process lets go of a handle, whatever ends: an object, a program, a child, a thread.
+"""Lets go of a handle when an object, a program, a child or a thread ends.
 
 | what ends | hook | its exception | what is called |
 | --- | --- | --- | --- |
@@ -29,7 +29,7 @@ from shmacc import _child_errors, _core
 
 
 class Hook(enum.Enum):
-    """What calls `end`: see the table above."""
+    """The hooks that call `end`: see the table above."""
 
     OBJECT = enum.auto()
     CHILD = enum.auto()
@@ -38,7 +38,7 @@ class Hook(enum.Enum):
 
 
 class Way(enum.Enum):
-    """What becomes of the handle."""
+    """The ways to let go of the handle."""
 
     CLOSE = enum.auto()
     LEAVE = enum.auto()
@@ -50,7 +50,7 @@ def way(hook: Hook, *, main_over: bool, others: bool, failed: bool) -> Way:
     """Return what to do with a handle.
 
     Args:
-        hook: What ends.
+        hook: The hook that is called.
         main_over: Whether the main thread has ended, and so the program.
         others: Whether other threads are in the way (`_others`).
         failed: Whether an exception ends it.
@@ -68,10 +68,10 @@ def end(handle: _core.Handle, hook: Hook, error: BaseException | None = None) ->
 
     Args:
         handle: The handle.
-        hook: What ends.
+        hook: The hook that is called.
         error: The exception that ends it, as far as the hook knows.
     """
-    # At the other hooks the process ends anyway, whether or not it has a main thread.
+    # At all other hooks the process ends, whether or not it has a main thread.
     main_over = hook in {Hook.OBJECT, Hook.CHILD} and not threading.main_thread().is_alive()
     if error is None and main_over:
         error = _uncaught()
@@ -94,7 +94,7 @@ def _others(hook: Hook, *, main_over: bool) -> bool:
         # traceback. The kernel is about to release everything anyway.
         main = threading.main_thread()
         return any(thread is not main for thread in threading.enumerate())
-    # Not for OBJECT: a collection may run in a thread that holds the lock of `enumerate`.
+    # Skip this for OBJECT: a collection may run in a thread that has the lock of `enumerate`.
     return hook in {Hook.CHILD, Hook.THREAD} and bool(_working_threads())
 
 
@@ -117,7 +117,7 @@ class _LeavesLast(threading.Thread):
 
     def run(self) -> None:
         """Wait for all threads that Python waits for, then leave."""
-        # Again, since a thread that was waited for may have started another one.
+        # Repeat this: a thread that was waited for may have started another one.
         while working := _working_threads():
             for thread in working:
                 thread.join()

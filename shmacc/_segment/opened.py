@@ -30,14 +30,9 @@ class Opened(Owner):
     """The common base of accumulators and shared arrays."""
 
     __slots__ = (
-        "__weakref__",
-        "_finalizer",
-        "_handle",
-        "_owners",
-        "_segment_name",
-        "_shared_name",
+        "__weakref__", "_finalizer", "_handle", "_owners", "_segment_name", "_shared_name",
         "_token",
-    )
+    )  # fmt: skip
 
     _KIND: ClassVar[str]
     _COPY: ClassVar[str]
@@ -68,7 +63,7 @@ class Opened(Owner):
         handle = opening.open_or_create(segment_name, asked, options, contents)
         self._adopt(handle, segment_name, options.owners, own, asked)
         if options.unlink_on_close:
-            # After `_adopt`, which refuses a segment that differs: that one must keep its name.
+            # Do this after `_adopt`: a segment that it refuses as different must keep its name.
             try:
                 semaphore = semaphore_path(segment_name.system_name, self._token)
                 handle.keep_names(segment_name.path, semaphore, options.inherits)
@@ -228,7 +223,7 @@ def of_handle(
 
     Raises:
         InvalidArgumentError: The segment is of another kind.
-        DataLossError: Its configuration has unknown values, or ones that do not fit the file.
+        DataLossError: The configuration has unknown values, or ones that do not fit the file.
     """
     self = cls.__new__(cls)
     self._adopt(handle, segment_name, owners, own, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmacc import _core
 from shmacc._base import layout
-from shmacc._base.names import SegmentName, semaphore_path, written
+from shmacc._base.names import SegmentName, semaphore_path
 from shmacc._base.signals import pass_on
 from shmacc._segment import removal
 from shmacc.errors import (
@@ -167,7 +167,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         if found == "nothing":
             return None
         if handle is None:
-            # Its maker died before the file was complete, so any process may remove it.
+            # The file's maker died before it was complete, so any process may remove the file.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 continue  # another process may have removed it, and made a segment
             raise removal.refusal(name, found, version)
@@ -200,12 +200,12 @@ def _create(
     unlink_on_close: bool,
 ) -> _core.Handle | None:
     """Return a handle on a new segment; None: another process has made one by now."""
-    # Odd, and so never 0, which means none.
+    # The token is odd, and so never 0, which means none.
     token = int.from_bytes(os.urandom(8)) | 1
     return _core.create(
         name.path,
         semaphore_path(name.system_name, token),
-        name=written(name.shared_name),
+        name=name.written_name,
         kind=layout.KINDS[spec.kind],
         members=[member.config() for member in spec.members],
         reduction=layout.REDUCTIONS[spec.reduction],
@@ -214,7 +214,7 @@ def _create(
         is_private=spec.private,
         unlink_on_close=unlink_on_close,
         token=token,
-        # So that nobody can choose row numbers that all fall into one bucket (row_index.hpp).
+        # The key is random, so that nobody can choose row numbers of one bucket (row_index.hpp).
         hash_key=os.urandom(32),
         mode=0o600 if spec.mode is None else spec.mode,
         arrays=arrays,

@@ -24,7 +24,7 @@ _OWNERS_BITS = 0o600
 _IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Options:
     """A constructor's keywords; `SparseConditionalAccumulator` describes them.
 
@@ -62,7 +62,7 @@ def checked_owners(owners: object) -> Owners:
     """Return `owners` in the form that is kept and pickled.
 
     Raises:
-        InvalidArgumentError: It is neither "mine" nor "any" nor an iterable of uids.
+        InvalidArgumentError: `owners` is neither "mine" nor "any" nor an iterable of uids.
     """
     if isinstance(owners, str):
         if owners == "mine":

@@ -50,7 +50,7 @@ class Owner:
 
     def _close(self, error: BaseException | None = None) -> None:
         """Close; `error` is the exception that left the accumulator's ``with`` block, if any."""
-        # Does not call the finalizer: it must still be alive if this is interrupted.
+        # Do not call the finalizer: it must still be alive if this is interrupted.
         self._opener = None
         exits.end(self._handle, exits.Hook.OBJECT, error)
         exit_hooks.cancel(self._finalizer)

@@ -10,7 +10,7 @@ import os
 import time
 
 from shmacc import _core
-from shmacc._base import layout, names
+from shmacc._base import layout
 from shmacc._base.names import NAMESPACE_VARIABLE, SegmentName, semaphore_path
 from shmacc._base.signals import pass_on
 from shmacc.errors import (
@@ -92,7 +92,7 @@ def _unlink_closed(name: SegmentName, token: int) -> None:
             return
         raise
     with contextlib.closing(viewed):
-        # The name may lead to a newer segment by now.
+        # By now the name may lead to a newer segment.
         if viewed.config()["token"] == token:
             unlink_viewed(name, viewed, if_unused=False)
 
@@ -115,7 +115,7 @@ def unlink_viewed(
         PermissionDeniedError: The segment is another user's.
         DeadlineExceededError: Another process holds the name lock for too long.
     """
-    # Before the mark: whoever may not remove the name must not mark it as removed.
+    # Check this before the mark: who may not remove the name must not mark it as removed.
     may_remove(name)
     semaphore = semaphore_path(name.system_name, viewed.config()["token"])
     try:
@@ -174,7 +174,7 @@ def is_taken(name: SegmentName) -> bool:
     """Return whether the name is taken. First finish a removal that a dead process began."""
     try:
         with contextlib.closing(view(name)) as viewed:
-            # Marked, but still named: its remover died in between.
+            # The segment is marked as removed, but still has a name: its remover died in between.
             if viewed.unlinked:
                 unlink_viewed(name, viewed, if_unused=False)
                 return False
@@ -182,7 +182,7 @@ def is_taken(name: SegmentName) -> bool:
     except NotFoundError:
         return False
     except UnfinishedError:
-        # After a removal, another process may have made a segment by now.
+        # If the name was removed, another process may have made a segment by now.
         return not _core.remove_unfinished(name.path) or is_taken(name)
     except (DataLossError, PermissionDeniedError):
         if not os.path.lexists(name.path):
@@ -218,17 +218,10 @@ def remove_unused(name: SegmentName) -> None:
             if removed is not None or viewed.unlinked:
                 return
             pids = users(viewed)
-        # Without pids, another process has removed it, or is attaching or detaching now.
+        # If no pids are known, another process has removed it, or is attaching or detaching.
         if pids or time.monotonic() > deadline:
             raise in_use(name, pids)
         time.sleep(_PAUSE)
-
-
-def remove_namespace(namespace: str) -> None:
-    """Remove all names in a namespace, in use or not."""
-    for file_name in names.files_in(namespace):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
 
 
 def not_found(name: SegmentName) -> NotFoundError:

@@ -20,7 +20,7 @@ class MemberSpec:
 
     Attributes:
         noun: A word for the member, for messages.
-        name: Its name; that of a single accumulator's member is empty.
+        name: The member's name; that of a single accumulator's member is empty.
         kind: "sparse", "dense" or "table".
         dtype: The dtype of its numbers.
         shape: The declared shape, None for unknown dimensions; None for an unknown rank. That of a
@@ -125,7 +125,7 @@ def differences(existing: Spec[Any], asked: Spec[Any]) -> Iterator[tuple[str, st
     """
     has = {member.name: member for member in existing.members}
     wants = {member.name: member for member in asked.members}
-    # In the order of the constructor, so that the error names its first difference.
+    # Compare in the constructor's order, so that the error names the first difference.
     for name in wants | has:
         yield from _of_member(has.get(name), wants.get(name))
     pairs: list[tuple[str, object, object]] = [

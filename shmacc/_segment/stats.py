@@ -15,6 +15,7 @@ class Stats:
     Attributes:
         applied: Gradients accepted since the segment was made.
         dropped: Gradients refused, as stale, because of a seal, or after the end.
+        repeated: Gradients not added, because their ``contributor`` was in the round already.
         discarded: Gradients accepted, then dropped by ``advance_step``.
         taken: Gradients handed out by takes.
         takes: Takes that returned a result (a partial of nothing included).
@@ -42,6 +43,7 @@ class Stats:
 
     applied: int
     dropped: int
+    repeated: int
     discarded: int
     taken: int
     takes: int
@@ -61,14 +63,9 @@ class Stats:
     update_since: float | None
 
     COUNTERS: ClassVar = (
-        "applied",
-        "applied_bytes",
-        "dropped",
-        "discarded",
-        "taken",
-        "takes",
+        "applied", "applied_bytes", "dropped", "repeated", "discarded", "taken", "takes",
         "recoveries",
-    )
+    )  # fmt: skip
     """The fields that only grow."""
 
 

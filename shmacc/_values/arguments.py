@@ -14,7 +14,10 @@ from shmacc._base.signals import pass_on
 from shmacc.errors import InvalidArgumentError
 
 OnDeath = Literal["wait", "raise"]
-"""Whether a wait goes on or raises an error when a process that it depends on dies."""
+"""Whether a wait goes on or raises an error when a process that it depends on dies.
+
+Without that it may hang: tensorflow#20342, #5022.
+"""
 
 INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
@@ -27,7 +30,7 @@ _LONGEST_NAME = 200
 
 
 class _NotGiven(int):
-    """The default of a `local_step`: 0, but one that the caller has not given."""
+    """The type of the default `local_step`: 0, and recognisable as not given by the caller."""
 
     __slots__ = ()
 
@@ -40,7 +43,7 @@ def int64(value: object, what: str) -> int:
     """Return an integer argument: an int, a NumPy integer or scalar array; no bool, no float.
 
     Raises:
-        InvalidArgumentError: It is anything else, or does not fit int64.
+        InvalidArgumentError: The value is anything else, or does not fit int64.
     """
     if type(value) is not int:
         if value is NO_STEP:
@@ -63,7 +66,7 @@ def timeout(value: object, what: str = "timeout") -> float | None:
     """Return a timeout in seconds; None: for ever.
 
     Raises:
-        InvalidArgumentError: It is negative, NaN or no number.
+        InvalidArgumentError: The value is negative, NaN or no number.
     """
     if value is None:
         return None
@@ -100,7 +103,7 @@ def declared_shape(shape: Any, kind: str) -> Shape:
     A ``tf.TensorShape`` is such a sequence.
 
     Raises:
-        InvalidArgumentError: It is anything else, or so large that nothing could be accumulated.
+        InvalidArgumentError: The shape is anything else, or so large that no gradient could fit.
     """
     if shape is None or (hasattr(shape, "rank") and shape.rank is None):
         return None
@@ -132,7 +135,8 @@ def declared_shape(shape: Any, kind: str) -> Shape:
     # Dimensions of 0 count as 1, as in NumPy: so the other dimensions are limited, too.
     if math.prod(dim or 1 for dim in row) > _MOST_ELEMENTS:
         raise InvalidArgumentError(
-            f"A row, or a dense gradient, has at most 2**36 numbers; {describe_shape(row)} has more"
+            "A row, or a dense gradient, has at most 2**36 numbers; "
+            f"the shape {describe_shape(row)} has more"
         )
     return dims
 
@@ -148,7 +152,7 @@ def partial_count(value: object, what: str = "partial.count") -> int:
     """Return how many gradients a partial counts for.
 
     Raises:
-        InvalidArgumentError: It is no integer from 0 to 2**48.
+        InvalidArgumentError: The value is no integer from 0 to 2**48.
     """
     count = int64(value, what)
     if not 0 <= count <= MOST_GRADIENTS:
@@ -162,7 +166,7 @@ def partial_weight(value: object, what: str = "partial.weight") -> int:
     """Return the total weight of a partial's gradients; it may exceed the limit of one weight.
 
     Raises:
-        InvalidArgumentError: It is negative, or no integer of 64 bits.
+        InvalidArgumentError: The value is negative, or no integer of 64 bits.
     """
     weight_of_all = int64(value, what)
     if weight_of_all < 0:
@@ -174,7 +178,7 @@ def weight(value: object) -> int:
     """Return a gradient's weight: how often it counts.
 
     Raises:
-        InvalidArgumentError: It is no integer from 1 to 2**48.
+        InvalidArgumentError: The value is no integer from 1 to 2**48.
     """
     count = int64(value, "weight")
     if not 1 <= count <= MOST_GRADIENTS:
@@ -186,7 +190,7 @@ def contributor(value: object) -> int | None:
     """Return the contributor of a gradient; None: it has none.
 
     Raises:
-        InvalidArgumentError: It is no integer from 0 to 2**63 - 1.
+        InvalidArgumentError: The value is no integer from 0 to 2**63 - 1.
     """
     if value is None:
         return None
@@ -200,7 +204,7 @@ def limit(value: object, what: str, most: int) -> int | None:
     """Return a constructor's lanes, capacity or max_rows; None: not given.
 
     Raises:
-        InvalidArgumentError: It is no integer from 1 to `most`.
+        InvalidArgumentError: The value is no integer from 1 to `most`.
     """
     if value is None:
         return None
@@ -236,7 +240,7 @@ def on_death(value: object) -> bool:
     """Return whether a wait raises an error when a process that it depends on is gone.
 
     Raises:
-        InvalidArgumentError: It is neither "wait" nor "raise".
+        InvalidArgumentError: The value is neither "wait" nor "raise".
     """
     if isinstance(value, str) and value in {"wait", "raise"}:
         return value == "raise"
@@ -247,7 +251,7 @@ def check_member_name(name: object, whose: str = "A member") -> None:
     """Refuse a value that cannot be the name of a group's member, or of a shared array.
 
     Raises:
-        InvalidArgumentError: It is no string of 1 to 200 printable characters.
+        InvalidArgumentError: The value is no string of 1 to 200 printable characters.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
         raise InvalidArgumentError(

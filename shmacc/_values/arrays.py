@@ -53,7 +53,7 @@ def values_array(value: Any, dtype: DType, what: str) -> ValueArray:
 def converted(value: Any, dtype: DType, what: str) -> ValueArray:
     """Return values, C-contiguous, in the dtype itself; rules and errors as for `values_array`."""
     array, by_value = _as_array(value, what)
-    # Before any scan: an array too large for memory fails here, not after an hour of checks.
+    # Do this before any scan: an array too large for memory fails now, not after an hour.
     array = _contiguous(array, what)
     # A quantised dtype is a structure of one integer.
     if array.dtype.names is not None and array.dtype == dtype.numpy:
@@ -182,7 +182,7 @@ def as_array(value: Any, what: str) -> ValueArray:
     """Return a value as an array, if NumPy can view it as one; the dtype is the value's own.
 
     Raises:
-        InvalidArgumentError: It is no array.
+        InvalidArgumentError: The value is no array.
         ResourceExhaustedError: There is no memory for it.
     """
     return _as_array(value, what)[0]
@@ -285,7 +285,7 @@ def _named(value: object) -> str:
 
 def _exact(value: Any, rounded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Keep integers exact: NumPy makes floats of a list with numbers on both sides of 2**63."""
-    # Once more, by element: `rounded` has lost what the integers were.
+    # Convert again, by element: `rounded` no longer has the exact integers.
     objects = np.asarray(value, dtype=object)
     if rounded.size == 0 or not all(type(number) is int for number in objects.flat):
         return rounded
@@ -298,7 +298,7 @@ def _convert(
     if array.dtype == to:
         return array
     source, target = kind_of(array.dtype), kind_of(to)
-    # Nothing has no dtype: np.array([]) is of float64.
+    # An empty list has no dtype of its own: np.array([]) makes it float64.
     if array.size == 0 and (by_value or (array.shape == (0,) and array.dtype == np.float64)):
         return array.astype(to)
     allowed = target in _SAME_KIND.get(source, "")
@@ -337,7 +337,7 @@ def _check_integer_range(array: np.ndarray[Any, Any], to: np.dtype[Any], what: s
         return
     least, most = (0, 1) if to.kind == "b" else (np.iinfo(to).min, np.iinfo(to).max)
     for extreme in (array.min(), array.max()):
-        # As an int: compared with a float, the bound would be rounded.
+        # Compare with an int: in a comparison with a float, the bound would be rounded.
         if not least <= int(extreme) <= most:
             raise InvalidArgumentError(
                 f"{what}: one number is {int(extreme)}, which does not fit {to.name} ({least} to "

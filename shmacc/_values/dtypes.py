@@ -66,7 +66,7 @@ class DType:
         object.__setattr__(self, "bounds", bounds)
 
     def widen(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert values to the type of sums, C-contiguous; complex ones stay complex."""
+        """Convert values to the type of sums, C-contiguous. Complex values stay complex."""
         if self.by_extension:
             wide = np.empty(values.shape, self.sums)
             _core.widen(np.require(values, requirements=["C", "A"]), wide)
@@ -149,7 +149,7 @@ def resolve(dtype: object) -> DType:
             are such), a ``tf.DType``, a ``torch.dtype``, a name, a ``DataType`` number.
 
     Raises:
-        InvalidArgumentError: It is no dtype, or none that accumulators work with.
+        InvalidArgumentError: The value is no dtype, or none that accumulators work with.
     """
     found = _lookup(dtype)
     if found is None:

@@ -48,7 +48,7 @@ def slices(value: Any) -> Any:
     ``nn.Embedding(sparse=True)`` left is not copied, coalesced or not.
 
     Raises:
-        InvalidArgumentError: It has no rows of numbers that can be read here.
+        InvalidArgumentError: The value has no rows of numbers that can be read here.
         ResourceExhaustedError: There is no memory for these rows, which are returned in full.
     """
     split = _owned(value, _SPLITS)
@@ -75,7 +75,7 @@ def slices(value: Any) -> Any:
 def is_rows(value: Any) -> bool:
     """Return whether a gradient is rows, as a sparse member takes them, and no array.
 
-    A pair is ``(indices, values)``; so are a sparse matrix and what has indices and values.
+    Rows are a pair ``(indices, values)``, a sparse matrix, or an object with both attributes.
     """
     if hasattr(value, "requires_grad") and hasattr(value, "layout"):  # a tensor of torch
         return str(value.layout) != "torch.strided"
@@ -238,10 +238,7 @@ def _check_complete(nulls: int, what: str, way_out: str) -> None:
 
 
 _VIEWS: dict[str, Callable[[Any, str, bool], ValueArray | None]] = {
-    "torch": _torch_array,
-    "scipy": _scipy_array,
-    "polars": _polars_array,
-    "pandas": _pandas_array,
+    "torch": _torch_array, "scipy": _scipy_array, "polars": _polars_array, "pandas": _pandas_array,
     "pyarrow": _pyarrow_array,
-}
+}  # fmt: skip
 _SPLITS: dict[str, Callable[[Any], Any]] = {"torch": _torch_slices, "scipy": _scipy_slices}

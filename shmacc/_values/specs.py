@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
     from shmacc._base.array_types import Shape
 
+OVER_HOSTS: set[int] = set()
+"""The tokens of this process's parameters over hosts: their groups are over hosts, too."""
+
 
 class TensorSpec:
     """A dense member of a group: an array of this shape and dtype.

@@ -13,17 +13,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from shmacc._base import names
 from shmacc._base.names import SegmentName
-from shmacc._segment import removal
+from shmacc._segment import removal, run_records
 from shmacc.errors import NotFoundError
 from shmacc.inspection import _memory
 from shmacc.inspection import _processes as processes
 from shmacc.inspection import _soundness as soundness
 from shmacc.inspection import _unlinked as unlinked
-from shmacc.inspection._cleanup import leftover_semaphores
 from shmacc.inspection._findings import NOTHING, Finding, Severity, memory, note, pids, wrong
-from shmacc.inspection._jobs import composed, jobs_of
-from shmacc.inspection._listing import is_meant, list_names, resolve
+from shmacc.inspection._jobs import Jobs
+from shmacc.inspection._leftovers import leftover_semaphores
+from shmacc.inspection._listing import list_names
 from shmacc.inspection._processes import Look
+from shmacc.inspection._runs import Runs, inside
+from shmacc.inspection._scopes import meant, resolve
 
 _PAUSES = (0.02, 0.1)  # seconds
 
@@ -45,9 +47,10 @@ def check(name: str) -> tuple[Finding, ...]:
         if any(finding.severity is Severity.WRONG for finding in removed):
             return removed
         raise removal.not_found(segment_name)
-    jobs = jobs_of([segment_name])
-    found = _settled([segment_name], lambda owner: owner.system_name == system_name)
-    return composed((*found, *jobs.notes, *removed, *_memory.findings(), *_hidden()), jobs)
+    runs = _records_of([segment_name])
+    jobs = Jobs([segment_name], _all_of(runs))
+    found = _settled([segment_name, *runs], lambda owner: owner.system_name == system_name)
+    return jobs.composed((*found, *jobs.notes, *removed, *_memory.findings(), *_hidden()))
 
 
 def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Finding, ...]:
@@ -55,22 +58,41 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
 
     Args:
         pattern: A glob, as in `list_segments`.
-        namespace: Only segments in this namespace; None: in all.
+        namespace: As in `list_segments`.
     """
+    matches = meant(pattern, namespace)
 
-    def meant(name: SegmentName) -> bool:
-        return is_meant(name, name.system_name, pattern, namespace)
+    def is_meant(name: SegmentName) -> bool:
+        return matches(name, name.system_name)
 
     segments = list_names(pattern, namespace=namespace)
-    jobs = jobs_of(segments)
-    found = _settled(segments, meant)
-    return composed((*found, *jobs.notes, *_unlinked(meant), *_memory.findings(), *_hidden()), jobs)
+    runs = _records_of(segments).union(filter(is_meant, run_records.records()))
+    jobs = Jobs(segments, _all_of(runs))
+    found = _settled([*segments, *runs], is_meant)
+    return jobs.composed(
+        (*found, *jobs.notes, *_unlinked(is_meant), *_memory.findings(), *_hidden())
+    )
+
+
+def _records_of(segments: Iterable[SegmentName]) -> set[SegmentName]:
+    """Return the records of the runs of these segments."""
+    runs = Runs()
+    return {run.name for name in segments for run in runs.around(name.namespace)}
+
+
+def _all_of(records: Iterable[SegmentName]) -> Iterator[SegmentName]:
+    """Yield all segments of dead runs: repeating the call goes on with all of them."""
+    runs = Runs()
+    for record in records:
+        run = runs.at(record.namespace)
+        if run is not None and not run.alive:
+            yield from inside(run)
 
 
 def _settled(
     segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> list[Finding]:
-    """Return the lasting findings about segments, and about leftover semaphores of `meant` ones."""
+    """Return the lasting findings about segments, and about leftover semaphores of `meant`."""
     findings = _look(segments, meant)
     confirmed = set(_wrong(findings))
     for pause in _PAUSES:
@@ -104,7 +126,9 @@ def _look(
     look = Look()
     for name in segments:
         with contextlib.suppress(NotFoundError):  # removed meanwhile
-            findings[name.system_name] = list(soundness.findings(name, look))
+            runs = list(Runs.of(look).around(name.namespace)) if name.is_of_run else []
+            found = runs[0].findings(runs[1:]) if runs else soundness.findings(name, look)
+            findings[name.system_name] = list(found)
     for leftover in leftover_semaphores(lambda name, _: meant(name)):
         if leftover.removable:
             findings.setdefault(leftover.name.system_name, []).append(

@@ -1,4 +1,4 @@
-"""Finds leftovers, and removes segments.
+"""Removes leftovers and segments, and cancels takes.
 
 A leftover is judged a second time, under the segment's name lock, at the moment of removal; so two
 cleaners at once, or a cleaner and a process that opens the name, do no harm to each other.
@@ -7,102 +7,36 @@ cleaners at once, or a cleaner and a process that opens the name, do no harm to 
 import contextlib
 import errno
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Collection
 
 from shmacc import _core
 from shmacc._base import layout, names
 from shmacc._base.names import SegmentName
 from shmacc._base.reports import Config
-from shmacc._segment import opening, removal
+from shmacc._segment import opening, removal, run_records
 from shmacc._segment.removal import UnfinishedError
 from shmacc.errors import (
     DataLossError,
+    FailedPreconditionError,
     InvalidArgumentError,
-    NotFoundError,
     PermissionDeniedError,
-    ShmaccError,
 )
 from shmacc.inspection import _posix_names as posix_names
 from shmacc.inspection._findings import Leftover
-from shmacc.inspection._listing import (
-    is_meant,
-    is_misnamed,
-    list_names,
-    open_view,
-    resolve,
-    summarise,
-)
+from shmacc.inspection._leftovers import judge_run, owners_only, semaphore_is_orphaned
+from shmacc.inspection._listing import is_misnamed, open_view
 from shmacc.inspection._processes import Look
-from shmacc.inspection._records import SegmentState
+from shmacc.inspection._runs import Run, Runs, inside
+from shmacc.inspection._scopes import resolve
 
 _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_CAP_FOWNER = 3  # linux/capability.h; root in a container may lack it
-
-
-def leftovers(
-    pattern: str = "*",
-    *,
-    older_than: float = 0.0,
-    namespace: str | None = None,
-    private: bool = False,
-) -> tuple[Leftover, ...]:
-    """List segments and semaphores that no process seems to use.
-
-    Segments that could not be judged are listed as not removable; their semaphores are not listed.
-
-    Args:
-        pattern: A glob, as in `list_segments`; if it begins with ``sem.shmacc.``, it is for the
-            names of semaphores' files.
-        older_than: Only files that have been unused for at least this many seconds.
-        namespace: Only segments in this namespace; None: in all.
-        private: Only private accumulators' segments.
-    """
-    # Semaphores first: else, if another cleaner removes a segment in between, both might be listed.
-    semaphores = leftover_semaphores(
-        lambda name, file_name: not private and is_meant(name, file_name, pattern, namespace)
-    )
-    found, look = [], Look()
-    for name in list_names(pattern, namespace=namespace):
-        with contextlib.suppress(FileNotFoundError):
-            leftover = _judge_segment(name, look)
-            if leftover is not None and (leftover.private or not private):
-                found.append(leftover)
-    not_judged = {leftover.file_name for leftover in found if not leftover.removable}
-    found += [
-        leftover
-        for leftover in semaphores
-        if leftover.removable or leftover.name.system_name not in not_judged
-    ]
-    return tuple(
-        sorted(
-            (leftover for leftover in found if leftover.idle >= older_than),
-            key=lambda leftover: leftover.file_name,
-        )
-    )
-
-
-def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Leftover]:
-    """List semaphores whose segment is gone, or could not be judged.
-
-    `meant` is called with a segment's name and the semaphore's file name.
-    """
-    found = []
-    for file_name in os.listdir(names.SHM_DIRECTORY):
-        semaphore = names.parse_semaphore_file(file_name)
-        if semaphore is None or not meant(semaphore[0], file_name):
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            leftover = _judge_semaphore(semaphore[0], file_name, semaphore[1])
-            if leftover is not None:
-                found.append(leftover)
-    return found
 
 
 def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
     """Remove a leftover if it still is one; return the removed names, its semaphore's included.
 
-    It is judged again. Two cleaners at once are harmless: the second does not find the name.
+    It is judged again. Two cleaners at once are harmless: the second does not find the name. A
+    run's record stands for the whole run.
 
     Args:
         leftover: The leftover.
@@ -121,8 +55,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         return (leftover.file_name,)
     try:
         if semaphore is None:
-            with open_view(name) as view:
-                return removal.unlink_viewed(name, view, if_unused=True) or ()
+            return _clean_run(name) if name.is_of_run else _clean_segment(name)
         return _clean_semaphore(name, semaphore[1])
     # shmacc's NotFoundError is a FileNotFoundError. No version since 1.0 makes unfinished files.
     except (FileNotFoundError, UnfinishedError):
@@ -133,17 +66,24 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         raise PermissionDeniedError(f"{leftover.file_name}: {error.strerror}") from error
 
 
-def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[str, ...]:
+def remove(
+    name: str, *, force: bool = False, rehearse: bool = False, beside: Collection[str] = ()
+) -> tuple[str, ...]:
     """Remove a segment and its semaphore; return the removed names.
+
+    With the last segment of a run that is gone, the run's record is removed.
 
     Args:
         name: The segment.
-        force: Also if living processes have it attached; they go on using it until they close.
+        force: Also if living processes have it attached; they go on using it until they close. And
+            also if its run lives, or would be left in part.
         rehearse: Remove nothing: return what would be removed, or raise what would be raised.
+        beside: System names of segments that are removed, too.
 
     Raises:
         NotFoundError: There is no segment of that name.
-        FailedPreconditionError: The segment is in use, and `force` is false.
+        FailedPreconditionError: The segment is in use, or is a part of a run that lives or that the
+            same call would go on with, and `force` is false.
         PermissionDeniedError: The file is another user's.
         DataLossError: The segment is damaged or of another version; `force` removes it all the
             same.
@@ -154,25 +94,46 @@ def remove(name: str, *, force: bool = False, rehearse: bool = False) -> tuple[s
         raise removal.not_found(segment_name)
     if rehearse:
         _check_removable(segment_name.path)
+    run = Runs().outermost(segment_name.namespace)
+    rest = {each.system_name for each in inside(run)} - {segment_name.system_name} if run else set()
+    if run is not None and not force:
+        _check_run(run, segment_name, rest.difference(beside))
     try:
         with open_view(segment_name) as view:
             _remove_viewed(segment_name, view, force=force, rehearse=rehearse)
     except DataLossError:
         if not force:
             raise
-        for file_name in before:
-            path = f"{names.SHM_DIRECTORY}/{file_name}"
-            if os.path.isdir(path) and not os.path.islink(path):
-                raise DataLossError("it is a directory, which shmacc does not remove").about(
-                    file_name
-                ) from None
-        if not rehearse:
-            for file_name in before:
-                posix_names.unlink(file_name)
+        _remove_damaged(before, rehearse=rehearse)
     if rehearse:
         return before
+    if run is not None and not run.alive and not rest:
+        run_records.remove_namespace(run.namespace)
     after = _files_of(segment_name)
     return tuple(file_name for file_name in before if file_name not in after)
+
+
+def _remove_damaged(files: Collection[str], *, rehearse: bool) -> None:
+    for file_name in files:
+        path = f"{names.SHM_DIRECTORY}/{file_name}"
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise DataLossError("it is a directory, which shmacc does not remove").about(file_name)
+    for file_name in () if rehearse else files:
+        posix_names.unlink(file_name)
+
+
+def _check_run(run: Run, name: SegmentName, rest: Collection[str]) -> None:
+    """Raise FailedPreconditionError if the segment cannot be taken out of its run.
+
+    `rest` are the run's other segments, which would stay.
+    """
+    if run.alive:
+        raise FailedPreconditionError(f"{name.system_name} is not removed: {run.told()} lives")
+    if run.named and rest:
+        raise FailedPreconditionError(
+            f"{name.system_name} is not removed: {run.told()} is gone, and its same call goes on "
+            f"with all of it, or with nothing: `{run.clean()}` removes all"
+        )
 
 
 def cancel(name: str, *, rehearse: bool = False) -> int:
@@ -227,8 +188,15 @@ def _remove_viewed(
         raise removal.in_use(name, removal.users(view))
 
 
+def _clean_segment(name: SegmentName) -> tuple[str, ...]:
+    if Runs().living(name.namespace) is not None:
+        return ()
+    with open_view(name) as view:
+        return removal.unlink_viewed(name, view, if_unused=True) or ()
+
+
 def _clean_semaphore(name: SegmentName, token: int) -> tuple[str, ...]:
-    if not _semaphore_is_orphaned(name, token):
+    if not semaphore_is_orphaned(name, token):
         return ()
     file_name = names.semaphore_file(name.system_name, token)
     return (file_name,) if posix_names.unlink(file_name) else ()
@@ -243,65 +211,28 @@ def _files_of(name: SegmentName) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _judge_segment(name: SegmentName, look: Look) -> Leftover | None:
-    status = os.stat(name.path, follow_symlinks=False)
-    summary = summarise(name, look)
-    if summary.state in {SegmentState.SOUND, SegmentState.FINISHED}:
-        return None
-    return _leftover(
-        name,
-        name.system_name,
-        status,
-        removable=summary.state is SegmentState.ORPHANED,
-        why=summary.detail,
-        # The file's ctime only says when the segment last grew or shrank.
-        created=summary.created,
-        used=summary.last_used,
-        private=bool(summary.private),
-    )
-
-
-def _judge_semaphore(name: SegmentName, file_name: str, token: int) -> Leftover | None:
-    status = os.stat(f"{names.SHM_DIRECTORY}/{file_name}", follow_symlinks=False)
-    try:
-        if not _semaphore_is_orphaned(name, token):
-            return None
-        removable, why = True, "a semaphore whose segment is gone"
-    except ShmaccError as error:
-        removable, why = False, f"a semaphore whose segment could not be judged: {error}"
-    return _leftover(name, file_name, status, removable=removable, why=why, created=status.st_ctime)
-
-
-def _leftover(
-    name: SegmentName,
-    file_name: str,
-    status: os.stat_result,
-    *,
-    removable: bool,
-    why: str,
-    created: float,
-    used: float | None = None,
-    private: bool = False,
-) -> Leftover:
-    obstacle = owners_only(status.st_uid) if removable else ""
-    now = time.time()
-    return Leftover(
-        name=name,
-        file_name=file_name,
-        removable=removable and not obstacle,
-        why=f"{why}; but {obstacle}" if obstacle else why,
-        age=max(0.0, now - created),  # a file's time is of the wall clock, which may be set back
-        idle=max(0.0, now - (created if used is None else used)),
-        private=private,
-        bytes_reserved=status.st_blocks * 512,
-    )
+def _clean_run(name: SegmentName) -> tuple[str, ...]:
+    """Remove all segments and the record of a dead run; return the removed names."""
+    before = names.files_in(name.namespace)
+    # While this process has the record attached, no run of this name can start.
+    with contextlib.closing(opening.attach(name, owners="any")):
+        look = Look()
+        Runs.of(look).held = name.namespace
+        for leftover in judge_run(name.namespace or "", None, look):
+            if leftover.removable:
+                for segment in inside(Run(name, look)):
+                    with open_view(segment) as view:
+                        removal.unlink_viewed(segment, view, if_unused=True)
+                run_records.remove_namespace(name.namespace or "")
+    after = names.files_in(name.namespace)
+    return tuple(file_name for file_name in before if file_name not in after)
 
 
 def _check_removable(path: str) -> None:
     """Verify, as far as the system tells, that this process may remove a file.
 
     Raises:
-        PermissionDeniedError: It may not.
+        PermissionDeniedError: This process may not.
     """
     try:
         obstacle = owners_only(os.stat(path, follow_symlinks=False).st_uid)
@@ -311,42 +242,3 @@ def _check_removable(path: str) -> None:
         obstacle = f"{names.SHM_DIRECTORY} is mounted read-only"
     if obstacle:
         raise PermissionDeniedError(f"{os.path.basename(path)}: {obstacle}")
-
-
-def owners_only(owner: int) -> str:
-    """Return what keeps this process from removing a file of this owner; empty: nothing.
-
-    Anybody may make files in /dev/shm, and only their owners remove them (the sticky bit).
-    """
-    allowed = os.geteuid() == owner or _may_act_as_owner()
-    return "" if allowed else f"it belongs to uid {owner}"
-
-
-def _may_act_as_owner() -> bool:
-    if os.geteuid() != 0:
-        return False
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        for line in status:
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> _CAP_FOWNER & 1)
-    return True
-
-
-def _semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
-    # First the creator: once it has finished or died, no new segment gets the semaphore's token.
-    if _core.semaphore_is_being_made(names.semaphore_path(name.system_name, token)):
-        return False
-    try:
-        with open_view(name) as view:
-            return int(view.config()["token"]) != token
-    except NotFoundError:
-        return not _is_used_under_another_name(token)
-
-
-def _is_used_under_another_name(token: int) -> bool:
-    """Whether a segment with this token was renamed, and living processes have it attached."""
-    for name in list_names():
-        with contextlib.suppress(ShmaccError), open_view(name) as view:
-            if view.config()["token"] == token and view.used:
-                return True
-    return False

@@ -16,7 +16,8 @@ from shmacc._base.array_types import IndexArray, ValueArray
 from shmacc._base.reports import LaneMemberState
 from shmacc._values import dtypes
 from shmacc.errors import InvalidArgumentError, ShmaccError
-from shmacc.inspection._listing import open_view, resolve, tables
+from shmacc.inspection._listing import open_view, tables
+from shmacc.inspection._scopes import resolve
 
 _T = TypeVar("_T")
 _ATTEMPTS = 8
@@ -154,7 +155,7 @@ def _summary(numbers: ValueArray) -> ValueSummary:
     magnitudes = np.abs(real).astype(np.float64)
     finite = magnitudes[np.isfinite(magnitudes)]
     largest = float(finite.max(initial=0.0))
-    # Divided by the largest, so that squares do not overflow.
+    # Divide by the largest magnitude, so that squares do not overflow.
     norm = largest * math.sqrt(float(np.sum((finite / largest) ** 2))) if largest else 0.0
     nan, infinite = (int(np.count_nonzero(are(numbers))) for are in (np.isnan, np.isinf))
     return ValueSummary(numbers.size, norm, largest, nan, infinite, still=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from shmacc._base import layout, reports
 from shmacc._base.layout import Activity
 from shmacc._segment.stats import Stats, stats_of
-from shmacc.inspection._listing import open_view, regions_of, resolve, summary_of
+from shmacc.inspection._listing import open_view, regions_of, summary_of
 from shmacc.inspection._members import members_of, tables_of
 from shmacc.inspection._observation import Observation
-from shmacc.inspection._process_records import AttachedProcess, DepartedProcess, HasPid, WaitingTake
+from shmacc.inspection._process_records import AttachedProcess, DepartedProcess, Event, WaitingTake
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import (
     ArraysUpdate,
@@ -24,6 +24,7 @@ from shmacc.inspection._records import (
     Stall,
     Summary,
 )
+from shmacc.inspection._scopes import resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +40,6 @@ class LaneLock:
     number: int
     held: bool
     pid: int | None
-
-
-LaneState = LaneLock  # its name before version 4 of the JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Event(HasPid):
-    """Something that happened.
-
-    Attributes:
-        serial: Its number: events are counted from 1.
-        kind: "died" (the process's entry was freed), "failed", "cancelled", "sealed", or
-            "recovered" (an operation that a death had interrupted was undone).
-        at: Seconds since the epoch.
-        pid: The process concerned, by its pid in its own pid namespace.
-        pid_is_here: Whether `pid` is of this pid namespace.
-        step: The global step then.
-        contributor: The contributor of a dead process's last gradient; None: it named none.
-        reason: Type and text of the exception that a process failed with; else empty.
-    """
-
-    serial: int
-    kind: str
-    at: float
-    pid: int
-    pid_is_here: bool
-    step: int
-    contributor: int | None
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +93,9 @@ class Description:
     pace: Pace
 
     @property
-    def line(self) -> tuple[WaitingTake, ...]:
-        """The name of `queue` before version 4 of the JSON."""
-        return self.queue
+    def head(self) -> WaitingTake | None:
+        """The living take that is served next; None: none waits."""
+        return next((take for take in self.queue if take.alive), None)
 
 
 def describe(name: str, look: Look | None = None) -> Description:
@@ -171,20 +143,8 @@ def describe(name: str, look: Look | None = None) -> Description:
             contributors=sum(
                 table["rows"] for table in tables_of(seen, len(seen.config["members"]))
             ),
-            events=tuple(
-                Event(
-                    serial=event["serial"],
-                    kind=layout.EVENT_NAMES.get(event["kind"], "?"),
-                    at=event["at_ns"] / 1e9,
-                    pid=event["pid"],
-                    pid_is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9),
-                    step=event["step"],
-                    contributor=event["contributor"] if event["contributor"] >= 0 else None,
-                    reason=event["reason"],
-                )
-                for event in sorted(seen.events, key=lambda event: int(event["serial"]))
-            ),
-            # Includes every entry that undone operations may have left behind.
+            events=seen.events,
+            # This includes entries that undone operations may have left behind.
             index_load=min(1.0, state["index_filled"] / places) if places else None,
             pace=_pace(view.pace()),
         )

@@ -1,80 +1,59 @@
-"""What processes do in other segments: one that is in no call here may wait there."""
+"""What processes do in other segments: a process that is idle in one may wait in another."""
 
 import contextlib
 import os
+from typing import Any
 
 from shmacc._base import layout, names
 from shmacc._base.layout import Activity
-from shmacc._base.names import SegmentName
-from shmacc._base.reports import Participant
 from shmacc._segment import removal
 from shmacc.errors import ShmaccError
-from shmacc.inspection._observation import Observation, identity
-from shmacc.inspection._process_records import AttachedProcess
+from shmacc.inspection._observation import identity
 from shmacc.inspection._processes import Look
-from shmacc.inspection._stall_facts import Facts
 
 _Identity = tuple[int, int, int]  # of a process, whatever its pid is here
 
 
 class Elsewhere:
-    """The calls of processes in all segments that can be read, as they are when first asked for."""
+    """The calls of processes in all segments that can be read, as they are when first asked for.
 
-    def __init__(self, look: Look) -> None:
-        """Read nothing yet."""
-        self._look = look
+    Attributes:
+        facts: What `_stall_facts` has found out about segments during this look, by their names.
+    """
+
+    def __init__(self) -> None:
+        """Read the segments only when a call is first asked for."""
         self._calls: dict[_Identity, dict[str, str]] | None = None  # by segments
-        self._facts: dict[str, Facts | None] = {}
+        self.facts: dict[str, Any] = {}
 
     @classmethod
     def of(cls, look: Look) -> "Elsewhere":
-        """Return the object that all segments of this look share."""
+        """Return the `Elsewhere` that all segments of this look share."""
         if look.elsewhere is None:
-            look.elsewhere = cls(look)
+            look.elsewhere = cls()
         assert isinstance(look.elsewhere, cls)  # noqa: S101
         return look.elsewhere
 
-    def call(self, here: Facts, process: AttachedProcess) -> tuple[str, str] | None:
+    def call(self, here: str, process: _Identity) -> tuple[str, str] | None:
         """Return a call of the process in another segment: its system name, and the activity.
 
-        A wait comes before other calls. None: it is in no call elsewhere, as far as can be seen.
+        Of several calls, one that waits is preferred. None: the process is in no other call.
         """
-        calls = dict(self._all().get(here.seen.identities[process.entry], {}))
-        calls.pop(here.name, None)
-        found = sorted(calls.items(), key=lambda call: not call[1].startswith("waits"))
-        return found[0] if found else None
+        if self._calls is None:
+            self._calls = self._all()
+        calls = [call for call in self._calls.get(process, {}).items() if call[0] != here]
+        return min(calls, key=lambda call: not call[1].startswith("waits"), default=None)
 
-    def facts(self, system_name: str) -> Facts | None:
-        """Return the facts of a segment; None: it cannot be read, or was changed meanwhile."""
-        if system_name not in self._facts:
-            self._facts[system_name] = None
-            name = names.parse_segment_file(system_name)
+    @staticmethod
+    def _all() -> dict[_Identity, dict[str, str]]:
+        calls: dict[_Identity, dict[str, str]] = {}
+        for name in map(names.parse_segment_file, sorted(os.listdir(names.SHM_DIRECTORY))):
             with contextlib.suppress(ShmaccError):
                 if name is not None:
-                    view = removal.view(name)
-                    with contextlib.closing(view):
-                        seen = Observation.at(name, view, self._look)
-                        if seen.steady:
-                            self._facts[system_name] = Facts(system_name, seen, self.call)
-        return self._facts[system_name]
-
-    def _all(self) -> dict[_Identity, dict[str, str]]:
-        if self._calls is None:
-            self._calls = {}
-            for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):
-                name = names.parse_segment_file(file_name)
-                if name is not None:
-                    for entry in _participants(name):
+                    with contextlib.closing(removal.view(name)) as view:
+                        entries = view.participants()
+                    for entry in entries:
                         activity = layout.ACTIVITY_NAMES.get(entry["activity"], Activity.IDLE)
                         if entry["alive"] and activity != Activity.IDLE:
-                            calls = self._calls.setdefault(identity(entry), {})
-                            calls[name.system_name] = activity
-        return self._calls
-
-
-def _participants(name: SegmentName) -> list[Participant]:
-    with contextlib.suppress(ShmaccError):
-        view = removal.view(name)
-        with contextlib.closing(view):
-            return view.participants()
-    return []
+                            calls.setdefault(identity(entry), {})[name.system_name] = activity
+        return calls

@@ -10,6 +10,8 @@ from shmacc._base.names import SegmentName
 NOTHING = "nothing: "
 """Begins a remedy that asks for no action; the reason follows."""
 START_AGAIN = "start its job again, which goes on with it"
+SAME_CALL = "the same call goes on with the run"
+RUN_GONE = "run_gone"
 LOAD_AGAIN = "load the checkpoint again, into the same accumulators and parameters"
 
 
@@ -87,12 +89,12 @@ class Leftover:
 
 
 def command(*words: str) -> str:
-    """Return a command as it can be pasted into a shell."""
+    """Return a command, quoted for pasting into a shell."""
     return shlex.join(words)
 
 
 def memory(count: int) -> str:
-    """Return bytes of memory in the unit that leaves few digits: "2.4 MiB"."""
+    """Return a number of bytes in a unit that needs few digits: "2.4 MiB"."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1023.5 and len(units) > 1:  # noqa: PLR2004  the next unit from where it is rounded
         value /= 1024
@@ -107,7 +109,7 @@ def pids(labels: Iterable[str]) -> str:
 
 
 def goes_on(labels: list[str], condition: str) -> tuple[str, str | None]:
-    """Return what to do about processes that are stopped or traced: in words, and as a command.
+    """Return the remedy for stopped or traced processes: in words, and as a command.
 
     A label with a star is of another pid namespace.
     """

@@ -10,9 +10,10 @@ from shmacc import _core
 from shmacc._base import layout
 from shmacc._base.names import SegmentName
 from shmacc._base.reports import Compared, LaneMemberState
-from shmacc.inspection._cleanup import owners_only
 from shmacc.inspection._findings import Finding, Severity, note, wrong
-from shmacc.inspection._listing import open_view, resolve, tables
+from shmacc.inspection._leftovers import owners_only
+from shmacc.inspection._listing import open_view, tables
+from shmacc.inspection._scopes import resolve
 
 INCONSISTENT: Final = "inconsistent"
 NOT_COMPARED: Final = "not_compared"
@@ -98,7 +99,7 @@ def of_tables(
 
 
 def removal_of(name: SegmentName) -> str:
-    """Return the remedy in words: the `command` of a finding must never destroy data."""
+    """Return the remedy in words only: the `command` of a finding must never destroy data."""
     try:
         status = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:

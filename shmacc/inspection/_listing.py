@@ -4,53 +4,24 @@ import contextlib
 import os
 import pwd
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from typing import Any
 
 from shmacc import _core
 from shmacc._base import layout, names
 from shmacc._base.names import SegmentName
 from shmacc._base.reports import LaneMemberConfig, MemberConfig
-from shmacc._base.shown import shown
 from shmacc._segment import removal
 from shmacc._segment.removal import UnfinishedError
-from shmacc.errors import (
-    DataLossError,
-    InvalidArgumentError,
-    NotFoundError,
-    PermissionDeniedError,
-    ShmaccError,
-)
+from shmacc.errors import DataLossError, NotFoundError, PermissionDeniedError, ShmaccError
 from shmacc.inspection._findings import pids
 from shmacc.inspection._members import bytes_of, members_of, rows_by_id, slots_of, tables_of
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import Region, SegmentState, Summary
+from shmacc.inspection._scopes import meant, named_as
 from shmacc.inspection._stalls import verdict
 
-_SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
 _SLOT_REGIONS = ("index 0", "index 1")  # parameters have slots there, and no index
-
-
-def resolve(name: str) -> SegmentName:
-    """Return the segment that a shared_name or a system name means, whether it exists or not.
-
-    A name that begins like a system name is always taken for one. Otherwise the same name could
-    mean one segment today and another tomorrow, and `remove` would remove the wrong one. So an
-    accumulator whose shared_name begins like that can be named by its system name only.
-
-    Args:
-        name: A shared_name in this process's namespace, or a file's name in /dev/shm.
-
-    Raises:
-        InvalidArgumentError: The text is neither.
-    """
-    if not name.startswith(names.PREFIX):
-        return names.segment_name(name)
-    whole = names.parse_segment_file(name)
-    if whole is None:
-        raise InvalidArgumentError(f"{shown(name)} is no possible name of a segment in /dev/shm")
-    return whole
 
 
 @contextlib.contextmanager
@@ -78,9 +49,10 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
     """List this library's segments, of every user, by name.
 
     Args:
-        pattern: A glob for the shared_name. If it begins like a system name, it is for that
-            instead; if it has a colon, for either.
-        namespace: Only segments in this namespace; None: in all.
+        pattern: A glob for shared names. If it begins like a system name, it is compared with
+            system names; if it has a colon, with both; if it has a slash, also with ``RUN/NAME``.
+        namespace: Only segments in this namespace, and in runs that were started in it; or a glob
+            for namespaces; None: in all.
     """
     found, look = [], Look()
     for name in list_names(pattern, namespace=namespace):
@@ -94,49 +66,18 @@ def list_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[Seg
 
     Args:
         pattern: A glob, as in `list_segments`.
-        namespace: Only segments in this namespace; None: in all.
+        namespace: Only segments in this namespace, and in runs that were started in it; or a glob
+            for namespaces; None: in all.
     """
+    is_meant = meant(pattern, namespace)
     found = map(names.parse_segment_file, sorted(os.listdir(names.SHM_DIRECTORY)))
     return tuple(
         name
         for name in found
-        if name is not None and is_meant(name, name.system_name, pattern, namespace)
+        if name is not None
+        and (not name.is_of_run or pattern == name.system_name)
+        and is_meant(name, name.system_name)
     )
-
-
-def is_meant(name: SegmentName, file_name: str, pattern: str, namespace: str | None) -> bool:
-    """Whether a file of this segment matches a pattern and namespace.
-
-    A pattern that begins like a system name matches system names only: a shared_name may look like
-    another segment's system name. Other patterns match shared_names, and file names only if they
-    have a colon or begin like a semaphore's file name: else "s*" would mean every segment.
-    """
-    if namespace not in {None, name.namespace}:
-        return False
-    if pattern.startswith(names.PREFIX):
-        return fnmatchcase(name.system_name, pattern)
-    of_files = pattern.startswith(_SEMAPHORES) or ":" in pattern
-    return fnmatchcase(_intact(name).shared_name, pattern) or (
-        of_files and fnmatchcase(file_name, pattern)
-    )
-
-
-def _intact(name: SegmentName) -> SegmentName:
-    """Return the name; read the shared_name from the segment if the file's name is cut."""
-    if not name.is_cut:
-        return name
-    with contextlib.suppress(ShmaccError), open_view(name) as view:
-        return _named(name, view.config()["name"])
-    return name
-
-
-def _named(name: SegmentName, made_as: str) -> SegmentName:
-    """Return the name with the shared_name that the segment holds, if that leads to this file.
-
-    A file that was renamed, copied or linked keeps the name of the file.
-    """
-    own = names.name_under(name.namespace, made_as)
-    return own if own.system_name == name.system_name else name
 
 
 def summarise(name: SegmentName, look: Look | None = None) -> Summary:
@@ -156,8 +97,8 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
     except PermissionDeniedError as error:
         return _bare_summary(name, SegmentState.UNREADABLE, _problem(error))
     except UnfinishedError as error:
-        # Not orphaned: no version since 1.0 makes such a file. Another program made it, and its
-        # processes may use it without a lock.
+        # The file is not orphaned: no version since 1.0 makes such a file. Another program made it,
+        # and its processes may use it without a lock.
         state = SegmentState.STARTING if error.held else SegmentState.DAMAGED
         return _bare_summary(name, state, f"{_problem(error)}; shmacc makes no such files")
     except DataLossError as error:
@@ -167,7 +108,7 @@ def summarise(name: SegmentName, look: Look | None = None) -> Summary:
 
 
 def _who_has_it_open(name: SegmentName, look: Look) -> str:
-    """Return in words which processes have a file open; a damaged file cannot tell."""
+    """Return in words which processes have a file open, for a file too damaged to list them."""
     users = look.openers(name.path)
     if not users:
         return ""
@@ -215,7 +156,7 @@ def summary_of(name: SegmentName, seen: Observation, look: Look) -> Summary:
         made_as = names.name_made_as(config["name"])
         details.append(f"its file was renamed, copied or linked: it was made as {made_as!r}")
     return _bare_summary(
-        _named(name, config["name"]),
+        named_as(name, config["name"]),
         sound if used else SegmentState.ORPHANED,
         "; ".join(details),
         created=config["created_ns"] / 1e9,
@@ -260,7 +201,7 @@ def is_misnamed(name: SegmentName, made_as: str) -> bool:
 
 
 def regions_of(seen: Observation) -> tuple[Region, ...]:
-    """Add up the regions of all lanes and members; name and offset are those of the first."""
+    """Add up the regions of all lanes and members; name and offset are the first one's."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):

@@ -8,13 +8,14 @@ from shmacc.inspection._findings import LOAD_AGAIN, NOTHING, Finding, note, pids
 from shmacc.inspection._records import FinalRound
 
 _LATELY = 3600.0  # seconds
-_SEE_THE_LOG = "see the log of it; start it again if the run goes on"
-_MAKE_ROOM = "make room, as its error says; then start it again if the run goes on"
+_SEE_THE_LOG = "see the log of it"
+_MAKE_ROOM = "make room, as its error says"
+_THEN = "; then start it again if the run goes on"
 
 
-def loop_notes(subject: str, seen: Description) -> Iterator[Finding]:
-    """Yield what is worth knowing about the run of a segment."""
-    yield from _failures(subject, seen)
+def loop_notes(subject: str, seen: Description, *, in_run: bool) -> Iterator[Finding]:
+    """Yield what is worth knowing about the loop of a segment, which a run may have started."""
+    yield from _failures(subject, seen, "" if in_run else _THEN)
     yield from _final_round(subject, seen)
     yield from _update(subject, seen)
     yield from _load(subject, seen)
@@ -23,7 +24,7 @@ def loop_notes(subject: str, seen: Description) -> Iterator[Finding]:
         yield note(subject, stall.kind, stall.problem, stall.remedy, stall.command)
 
 
-def _failures(subject: str, seen: Description) -> Iterator[Finding]:
+def _failures(subject: str, seen: Description, then: str) -> Iterator[Finding]:
     """Yield a note for each different exception of the last hour."""
     now = time.time()
     by_reason: dict[str, list[str]] = {}
@@ -37,7 +38,7 @@ def _failures(subject: str, seen: Description) -> Iterator[Finding]:
             "failed",
             f"{pids(different)} {'has' if len(different) == 1 else 'have'} failed: "
             f"{reason or 'why is not known'}",
-            _MAKE_ROOM if reason.startswith("ResourceExhaustedError") else _SEE_THE_LOG,
+            (_MAKE_ROOM if reason.startswith("ResourceExhaustedError") else _SEE_THE_LOG) + then,
         )
 
 
@@ -58,7 +59,7 @@ def _final_round(subject: str, seen: Description) -> Iterator[Finding]:
 
 
 def _mend_first(seen: Description, final: FinalRound) -> str:
-    """Ask for a repair first if the update's process failed: another may fail in the same way."""
+    """Ask for a repair first if the update's process failed: a new one may fail likewise."""
     failed = any(each.kind == "failed" and each.pid == final.pid for each in seen.events)
     return f"mend first what pid {final.pid} failed with: " if failed else NOTHING
 

@@ -2,8 +2,8 @@
 
 import math
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib import import_module
+from typing import Any
 
 from shmacc._base import dtype_names, layout
 from shmacc._base.names import SegmentName
@@ -12,11 +12,6 @@ from shmacc._base.signals import pass_on
 from shmacc.errors import DataLossError, InvalidArgumentError
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._records import MemberDescription, SlotDescription
-
-if TYPE_CHECKING:
-    from shmacc.optim import Optimizer
-
-_T = TypeVar("_T")
 
 
 def tables_of(seen: Observation, member: int) -> list[LaneMember]:
@@ -64,33 +59,34 @@ def _of_table(member: MemberConfig, states: list[LaneMember]) -> dict[str, Any]:
     by_id = states[0]["by_id"]
     if by_id is None or member["table"] is None:
         return {}
-    from shmacc import init  # late: most segments have no table
-
     number, numbers, seed, max_rows = member["table"]
     return {
         "max_rows": max_rows,
         "rows_added": by_id["rows"] + by_id["removed"],
         "rows_removed": by_id["removed"],
-        "initial": repr(_in_range(init.of_config, number, numbers, seed)),
+        "initial": repr(_of_config("init", number, numbers, seed)),
     }
 
 
-def _optimizer_of(config: Config, member: MemberConfig) -> "Optimizer | None":
+def _optimizer_of(config: Config, member: MemberConfig) -> Any:
     if layout.KIND_NAMES.get(config["kind"]) != "parameters":
         return None
-    from shmacc import optim  # late: most segments have no optimizer
-
-    return _in_range(optim.of_config, member["optimizer"])
+    return _of_config("optim", member["optimizer"])
 
 
-def _in_range(of_config: Callable[..., _T], *config: Any) -> _T:
-    """Return what `of_config` makes of a segment's numbers.
+def _of_config(module: str, *config: Any) -> Any:
+    """Return what this module of parameters makes of a segment's numbers; None: there is no module.
+
+    It is imported by its name, and late: most segments have no parameters. A library from which
+    they were taken off (`make floors`) shows those of others without their optimizers.
 
     Raises:
         DataLossError: The numbers are out of range.
     """
     try:
-        return of_config(*config)
+        return import_module(f"shmacc.{module}").of_config(*config)
+    except ModuleNotFoundError:
+        return None
     except InvalidArgumentError as error:
         pass_on(error)
         raise DataLossError(f"The segment is damaged: {error}") from None

@@ -111,7 +111,7 @@ def _filesystem_at(path: str) -> str:
 
 
 def _largest() -> str:
-    """Say which files take most, this library's or not."""
+    """Name the largest files in words, whether this library's or not."""
     largest = sorted(_files(), reverse=True)[:_NAMED]
     said = ", ".join(
         f"{path.removeprefix(names.SHM_DIRECTORY + '/')} {memory(size)}" for size, path in largest

@@ -17,21 +17,9 @@ from dataclasses import dataclass, replace
 from shmacc import _core
 from shmacc._base import layout
 from shmacc._base.names import SegmentName
-from shmacc._base.reports import (
-    Event,
-    LaneMember,
-    LaneMemberConfig,
-    ObservedState,
-    Participant,
-    Waiter,
-)
+from shmacc._base.reports import LaneMember, LaneMemberConfig, ObservedState, Participant, Waiter
 from shmacc.inspection._posix_names import semaphore_value
-from shmacc.inspection._process_records import (
-    AttachedProcess,
-    DepartedProcess,
-    WaitingTake,
-    pid_label,
-)
+from shmacc.inspection._process_records import AttachedProcess, DepartedProcess, Event, WaitingTake
 from shmacc.inspection._processes import HALTED, Look, started
 from shmacc.inspection._records import LockState
 
@@ -45,16 +33,14 @@ class Observation:
 
     Attributes:
         view: The segment.
-        config: Its configuration.
-        state: Its committed state; `attached` and `waiting` count living processes only.
+        config: The segment's configuration.
+        state: The committed state; `attached` and `waiting` count living processes only.
         tables: For each lane a table of each member, and one of contributors.
         steady: Whether there was no commit meanwhile.
         processes: The attached processes, living or dead.
         identities: By their entries: what each is known by in all segments, whatever its pid here.
-        workers: Entries of processes that have named a contributor.
         departed: Processes that died or failed.
-        events: The last 64 events.
-        deaths: Pid labels of processes that were found dead in this step or the one before.
+        events: The last 64 events, in order.
         queue: Waiting takes in order.
         lock: The lock.
         name_holder_condition: The condition of the process that holds the name lock.
@@ -71,10 +57,8 @@ class Observation:
     steady: bool
     processes: tuple[AttachedProcess, ...]
     identities: dict[int, tuple[int, int, int]]
-    workers: frozenset[int]
     departed: tuple[DepartedProcess, ...]
-    events: list[Event]
-    deaths: tuple[str, ...]
+    events: tuple[Event, ...]
     queue: tuple[WaitingTake, ...]
     lock: LockState
     name_holder_condition: str
@@ -96,12 +80,12 @@ class Observation:
     def _once(cls, name: SegmentName, view: _core.SegmentView, look: Look) -> "Observation":
         config, generation = view.config(), view.state()["generation"]
         participants = view.participants()
-        attached = tuple(_process(entry, look) for entry in participants)
+        attached = tuple(attached_process(entry, look) for entry in participants)
         entries = {entry["entry"]: entry for entry in participants}
         queue = _queue(view.waiters(), attached)
         lock = _lock(name, view, attached, look)
         used, applied, took = view.last_used_ns()
-        events = view.events()
+        events = _events(view, look)
         now = view.state()
         in_operation = now["in_operation"] or any(
             view.table(lane, 0).state()["in_operation"] for lane in range(1, config["lanes"])
@@ -114,7 +98,7 @@ class Observation:
                 if process.alive
                 and held is not None
                 and process.entry == held["participant"]
-                # The entry may be another process's by now.
+                # By now another process may have the entry.
                 and entries[process.entry]["token"] == held["token"]
             ),
             None,
@@ -130,14 +114,12 @@ class Observation:
             config=config,
             state=state,
             tables=view.tables(),
-            # Without the lock: if nothing was committed meanwhile, all of it belongs together.
+            # No lock is held: if nothing was committed meanwhile, all the reads belong together.
             steady=state["generation"] == generation,
             processes=attached,
             identities={number: identity(entry) for number, entry in entries.items()},
-            workers=frozenset(at for at, entry in entries.items() if entry["contributor"] >= 0),
             departed=_departed(view, look),
             events=events,
-            deaths=_deaths(events, look, state["step"]),
             queue=queue,
             lock=replace(lock, in_operation=in_operation),
             name_holder_condition=look.condition(lock.name_pid) if lock.name_pid else "",
@@ -149,11 +131,11 @@ class Observation:
 
 
 def identity(entry: Participant) -> tuple[int, int, int]:
-    """Return what a process is known by in all segments."""
+    """Return a key that identifies a process in all segments."""
     return entry["pid_namespace"], entry["pid"], entry["start_ticks"]
 
 
-def _process(entry: Participant, look: Look) -> AttachedProcess:
+def attached_process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
     # In this pid namespace, the entry has the right pid. (The kernel may name another process: one
@@ -178,7 +160,8 @@ def _process(entry: Participant, look: Look) -> AttachedProcess:
         applied=entry["applied"],
         dropped=entry["dropped"],
         taken=entry["taken"],
-        took=entry["took"],
+        roles=layout.roles_of(entry["roles"]),
+        took=entry["took_ns"] > 0,
         last_took=entry["took_ns"] / 1e9 if entry["took_ns"] else None,
     )
 
@@ -195,7 +178,8 @@ def _departed(view: _core.SegmentView, look: Look) -> tuple[DepartedProcess, ...
                 reason=each["reason"],
                 is_attached=each["attached"],
                 applied=each["applied"],
-                took=each["took"],
+                roles=layout.roles_of(each["roles"]),
+                took=each["took_ns"] > 0,
                 attached_at=each["attached_ns"] / 1e9,
                 last_took=each["took_ns"] / 1e9 if each["took_ns"] else None,
                 at=at,
@@ -204,11 +188,20 @@ def _departed(view: _core.SegmentView, look: Look) -> tuple[DepartedProcess, ...
     return tuple(found)
 
 
-def _deaths(events: list[Event], look: Look, step: int) -> tuple[str, ...]:
+def _events(view: _core.SegmentView, look: Look) -> tuple[Event, ...]:
     return tuple(
-        pid_label(event["pid"], is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9))
-        for event in events
-        if layout.EVENT_NAMES.get(event["kind"]) == "died" and event["step"] >= step - 1
+        Event(
+            serial=event["serial"],
+            kind=layout.EVENT_NAMES.get(event["kind"], "?"),
+            at=event["at_ns"] / 1e9,
+            pid=event["pid"],
+            pid_is_here=look.is_own(event["pid_namespace"], event["at_ns"] / 1e9),
+            step=event["step"],
+            contributor=event["contributor"] if event["contributor"] >= 0 else None,
+            roles=layout.roles_of(event["roles"]),
+            reason=event["reason"],
+        )
+        for event in sorted(view.events(), key=lambda event: event["serial"])
     )
 
 
@@ -247,7 +240,7 @@ def _lock(
 
 
 def _held_by(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> LockState:
-    """Return a lane's lock, given its holder's pid here; 0: it has none."""
+    """Return a lane's lock. The holder's pid is the one here; 0: it has none here."""
     owner = _owner(attached, pid)
     # A process that may read the file may hold the lock without being attached.
     return replace(
@@ -261,7 +254,7 @@ def _held_by(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> Loc
 
 
 def _blame(lock: LockState) -> tuple[bool, bool, float]:
-    """Return a sort key: of several lanes' locks, the one for which the others wait comes first.
+    """Return a sort key: the lane lock for which the other locks' owners wait comes first.
 
     A take holds the locks of the first lanes while it waits for one that a stopped process has.
     """
@@ -276,7 +269,7 @@ def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess |
             (each for each in attached if each.alive and each.pid_is_here and each.pid == pid), None
         )
     elsewhere = [each for each in attached if each.alive and not each.pid_is_here]
-    # Only the lock's owner applies or takes; but other operations need the lock too.
+    # A process that applies or takes owns the lock; but other operations need the lock too.
     under_it = [each for each in elsewhere if each.activity in layout.UNDER_THE_LOCK]
     candidates = under_it or elsewhere
     return candidates[0] if len(candidates) == 1 else None

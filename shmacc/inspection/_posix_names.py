@@ -41,7 +41,7 @@ def unlink(file_name: str) -> bool:
 
 
 def semaphore_value(system_name: str, token: int) -> int | None:
-    """Return the value of a segment's semaphore, of several lanes that of the first.
+    """Return the value of a segment's semaphore; with several lanes, of the first lane's.
 
     Returns None if there is none, this user may not write to it (the C library maps it so), or
     posix_ipc is not installed.

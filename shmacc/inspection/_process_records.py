@@ -10,6 +10,11 @@ def pid_label(pid: int | None, *, is_here: bool) -> str:
     return str(pid) if is_here else f"{pid}*"
 
 
+def fate_of(reason: str, *, died: bool) -> str:
+    """Return what became of a process, as the end of a sentence: "is dead", "has failed: ..."."""
+    return "is dead" if died else f"has failed: {reason or 'why is not known'}"
+
+
 class HasPid:
     """A record with a pid, of this pid namespace or of another one."""
 
@@ -46,6 +51,8 @@ class AttachedProcess(HasPid):
         applied: Gradients accepted from it.
         dropped: Gradients from it that were refused.
         taken: Gradients that it took.
+        roles: What it has begun to do, ever: applies, takes, updates, looks on (copies what is
+            there, or waits for the step), saves.
         took: Whether it has taken, or opened a round.
         last_took: When it last did; None: never.
     """
@@ -65,6 +72,7 @@ class AttachedProcess(HasPid):
     applied: int
     dropped: int
     taken: int
+    roles: tuple[str, ...]
     took: bool
     last_took: float | None
 
@@ -80,6 +88,7 @@ class DepartedProcess(HasPid):
         reason: Type and text of the exception that it failed with; empty: unknown, or it died.
         is_attached: Whether it is still attached: it has failed, but goes on.
         applied: Gradients accepted from it.
+        roles: What it had begun to do, as in AttachedProcess.
         took: Whether it had taken, or opened a round.
         attached_at: When it attached.
         last_took: When it last took; None: never.
@@ -92,6 +101,7 @@ class DepartedProcess(HasPid):
     reason: str
     is_attached: bool
     applied: int
+    roles: tuple[str, ...]
     took: bool
     attached_at: float
     last_took: float | None
@@ -99,8 +109,8 @@ class DepartedProcess(HasPid):
 
     @property
     def fate(self) -> str:
-        """What became of the process, as the end of a sentence: "is dead", "has failed: ..."."""
-        return "is dead" if self.died else f"has failed: {self.reason or 'why is not known'}"
+        """What became of the process, as `fate_of` has it."""
+        return fate_of(self.reason, died=self.died)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +136,31 @@ class WaitingTake(HasPid):
     since: float
     alive: bool
     overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Event(HasPid):
+    """Something that happened.
+
+    Attributes:
+        serial: Its number: events are counted from 1.
+        kind: "died" (the process's entry was freed), "failed", "cancelled", "sealed", or
+            "recovered" (an operation that a death had interrupted was undone).
+        at: Seconds since the epoch.
+        pid: The process concerned, by its pid in its own pid namespace.
+        pid_is_here: Whether `pid` is of this pid namespace.
+        step: The global step then.
+        contributor: The contributor of a dead process's last gradient; None: it named none.
+        roles: What the process had begun to do until then, as in AttachedProcess.
+        reason: Type and text of the exception that a process failed with; else empty.
+    """
+
+    serial: int
+    kind: str
+    at: float
+    pid: int
+    pid_is_here: bool
+    step: int
+    contributor: int | None
+    roles: tuple[str, ...]
+    reason: str

@@ -15,18 +15,13 @@ from shmacc.errors import FailedPreconditionError
 
 HALTED = frozenset({"stopped", "traced"})
 CONDITIONS = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "in the kernel",
-    "T": "stopped",
-    "t": "traced",
-    "Z": "dead",
-    "X": "dead",
-    "I": "idle",
-}
+    "R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "t": "traced",
+    "Z": "dead", "X": "dead", "I": "idle",
+}  # fmt: skip
 _CONDITION_FIELD = 0  # counted after the command's name in parentheses
 _START_FIELD = 19
 _TICK = 1.0  # seconds; times since boot are less exact than the clock
+_MOMENT = 0.05  # seconds; an inspector has a file open for less
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +41,11 @@ class Look:
     Attributes:
         own_namespace: The number (inode) of this process's pid namespace.
         elsewhere: What `_elsewhere` has read during this look.
+        runs: What `_runs` has read.
     """
 
     def __init__(self) -> None:
-        """Begin a look; /proc is read when it is needed.
+        """Begin a look; /proc is read only when it is needed.
 
         Raises:
             FailedPreconditionError: There is no /proc.
@@ -66,6 +62,7 @@ class Look:
         self._commands: dict[int, str] = {}
         self._programs: set[str] | None = None
         self.elsewhere: object = None
+        self.runs: object = None
         self._users_of_files: dict[tuple[int, int], set[int]] | None = None
 
     def is_own(self, namespace: int, moment: float) -> bool:
@@ -74,8 +71,8 @@ class Look:
         The kernel reuses the number of a namespace that is gone.
 
         Args:
-            namespace: Its number.
-            moment: When it had that number, in seconds since the epoch.
+            namespace: The namespace's number.
+            moment: When the namespace had that number, in seconds since the epoch.
         """
         if namespace != self.own_namespace:
             return False
@@ -105,9 +102,18 @@ class Look:
         return program in self._programs or not others_are_visible()
 
     def openers(self, path: str) -> list[int]:
-        """Return the pids of the other visible processes that have the file at `path` open."""
+        """Return the pids of the other visible processes that keep the file at `path` open.
+
+        Another inspector has each file open for a moment only, so this looks twice.
+        """
         if self._users_of_files is None:
-            self._users_of_files = users_of_files(os.path.dirname(path) + "/")
+            folder = os.path.dirname(path) + "/"
+            users = users_of_files(folder)
+            if users:
+                time.sleep(_MOMENT)
+                still = users_of_files(folder)
+                users = {file: pids & still.get(file, set()) for file, pids in users.items()}
+            self._users_of_files = users
         try:
             status = os.stat(path, follow_symlinks=False)
         except OSError:

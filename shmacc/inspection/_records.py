@@ -188,7 +188,7 @@ class ArraysUpdate(HasPid):
 
     @property
     def whose(self) -> str:
-        """Its process, as messages name it: "pid 7", or "its process"."""
+        """The holder's process, as messages name it: "pid 7", or "its process"."""
         return "its process" if self.pid is None else f"pid {self.pid_label}"
 
 
@@ -216,11 +216,6 @@ class LockState(HasPid):
     tokens: int | None
     in_operation: bool
     name_pid: int | None
-
-    @property
-    def queue(self) -> int | None:
-        """The name of `tokens` before version 4 of the JSON."""
-        return self.tokens
 
 
 @dataclass(frozen=True, slots=True)

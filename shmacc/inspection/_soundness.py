@@ -29,6 +29,7 @@ from shmacc.inspection._listing import is_misnamed, open_view, summarise
 from shmacc.inspection._loop_notes import loop_notes
 from shmacc.inspection._processes import HALTED, Look
 from shmacc.inspection._records import SegmentState
+from shmacc.inspection._runs import Runs
 
 UNREADABLE = "unreadable"
 _AS_ITS_OWNER = "look as its owner, or as root"
@@ -63,7 +64,9 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
                 each.severity is Severity.WRONG and each.kind in {"linked", "misnamed"}
                 for each in inside
             )
-            if not has_remedy and not look.openers(name.path):  # an opener may be attaching
+            run = next(Runs.of(look).around(name.namespace), None)
+            # The finding about a dead run covers its segments; a process may be opening this one.
+            if run is None and not has_remedy and not look.openers(name.path):
                 yield wrong(
                     subject,
                     "orphaned",
@@ -88,7 +91,8 @@ def _inside(name: SegmentName, look: Look) -> Iterator[Finding]:
                 )
             yield from _attached(name, looks[-1])
             yield from _line(name, looks[-1])
-            yield from loop_notes(name.system_name, looks[-1])
+            in_run = Runs.of(look).at(name.namespace) is not None
+            yield from loop_notes(name.system_name, looks[-1], in_run=in_run)
             yield from _state(name, view)
     except PermissionDeniedError as error:
         yield note(name.system_name, UNREADABLE, str(error), _AS_ITS_OWNER)
@@ -108,7 +112,7 @@ def _look(name: str, look: Look) -> list[Description]:
 def _nobody_finishes(seen: Description) -> bool:
     if seen.lock.held or not (seen.lock.in_operation or seen.lock.tokens == 0):
         return False
-    # The kernel hides this process's own locks from it: another of its threads may be at work.
+    # The kernel hides this process's own locks from it: another thread here may be at work.
     own = (each for each in seen.processes if each.alive and each.pid_is_here)
     return not any(each.pid == os.getpid() and each.activity != Activity.IDLE for each in own)
 
@@ -116,7 +120,7 @@ def _nobody_finishes(seen: Description) -> bool:
 def _belongings(
     name: SegmentName, view: _core.SegmentView, seen: Description, look: Look
 ) -> Iterator[Finding]:
-    """Check that file, name, owner and semaphore belong together."""
+    """Yield findings if file, name, owner and semaphore do not belong together."""
     subject, config = name.system_name, view.config()
     path = f"{names.SHM_DIRECTORY}/{subject}"
     if is_misnamed(name, config["name"]):

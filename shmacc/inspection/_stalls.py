@@ -1,4 +1,4 @@
-"""Finds out why a segment stands still: a list of rules over the facts of one look.
+"""Finds out why a segment stands still: rules over one look at it and other segments.
 
 A cause is proved only if nothing but a person, or a new process, can end it: a stopped process that
 others wait for, a take whose gradients no attached process can send, a wait for a take that no
@@ -7,8 +7,7 @@ will be, and a process may be about to attach. So if nobody can go on, that must
 some seconds (`_stall_facts` says how long, and who counts). If those who could are stopped, no time
 has to pass.
 
-`IN_THE_WAY`: each that holds is told. `WAITS`: the first that holds is told. `SUSPICIONS`: the
-first that holds is told, if nothing is proved: a process for which others have waited for long is
+If nothing is proved, there may be a suspicion: a process for which others have waited for long is
 alive, and may be computing.
 """
 
@@ -16,23 +15,20 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from shmacc._base import layout
-from shmacc.inspection._elsewhere import Elsewhere
 from shmacc.inspection._observation import Observation
 from shmacc.inspection._process_records import AttachedProcess
 from shmacc.inspection._processes import Look
 from shmacc.inspection._records import Stall, StallKind
-from shmacc.inspection._stall_facts import Facts, is_halted
-from shmacc.inspection._stall_words import waits
-from shmacc.inspection._suspicions import SUSPICIONS
-from shmacc.inspection._waits import cancel, first, proved
+from shmacc.inspection._stall_facts import Facts, applies, is_halted, takes
+from shmacc.inspection._waits import cancel, need_of, proved, suspected, waits
 
 
 class Verdict(NamedTuple):
     """What is known of a segment's standstill.
 
     Attributes:
-        proved: Why it stands still; empty: no cause is known.
-        suspected: What perhaps makes it stand still; None: nothing, or a cause is proved.
+        proved: Why the segment stands still; empty: no cause is known.
+        suspected: What perhaps makes the segment stand still; None: nothing, or a cause is proved.
     """
 
     proved: tuple[Stall, ...]
@@ -43,53 +39,45 @@ def verdict(name: str, seen: Observation, look: Look) -> Verdict:
     """Judge the segment of this system name."""
     if not seen.steady:
         return Verdict((), None)
-    elsewhere = Elsewhere.of(look)
-    facts = Facts(name, seen, elsewhere.call)
-    found = proved(facts)
+    facts = Facts(name, seen, look)
+    found = tuple(map(facts.run.remedy, proved(facts)) if facts.run else proved(facts))
     if found or seen.state["finished"] or seen.config["kind"] in layout.ARRAYS:
         return Verdict(found, None)
-    chain = _blocked(facts, elsewhere, (name,)) if facts.moves_no_more() else None
+    chain = _blocked(facts, (name,)) if facts.moves_no_more() else None
     if chain is not None:
-        return Verdict((chain,), None)
-    return Verdict((), first(SUSPICIONS, facts))
+        return Verdict((facts.run.remedy(chain) if facts.run else chain,), None)
+    return Verdict((), None if facts.comes else suspected(facts))
 
 
 # -- waits across segments -------------------------------------------------------------------------
 
 
-def _blocked(facts: Facts, elsewhere: Elsewhere, path: tuple[str, ...]) -> Stall | None:
+def _blocked(facts: Facts, path: tuple[str, ...]) -> Stall | None:
     """Return the standstill if all who could end the waits here wait in other segments.
 
     Args:
-        facts: Of the segment.
-        elsewhere: The other ones.
+        facts: The facts of the segment.
         path: The segments from the first one to this one.
     """
-    found: Stall | None = None
-    for process, there in _needed(facts):
-        found = _because(facts, elsewhere, path, process, there) if there else None
+    need, found = need_of(facts), None
+    needed = (need.known or need.able) if need else []
+    waits_in = [(each, facts.waits_elsewhere(each)) for each in needed if not is_halted(each)]
+    if any(there for _, there in waits_in):
+        # Then an idle process that attached long ago is not expected to end the waits.
+        waits_in = [
+            (each, there)
+            for each, there in waits_in
+            if there or takes(each) or applies(each) or not facts.is_long(each.attached_at)
+        ]
+    for process, there in waits_in:
+        found = _because(facts, path, process, there) if there else None
         if found is None:
             return None
     return found
 
 
-def _needed(facts: Facts) -> list[tuple[AttachedProcess, str | None]]:
-    """Return who could end the waits, and in which segment each of them waits; None: in none."""
-    if facts.lacks_an_end and facts.seen.round_holder:
-        needed = [facts.seen.round_holder]
-    elif facts.lacks_gradients:
-        known = [each for each in facts.could_apply if facts.applies(each)]
-        needed = facts.late or known or facts.could_apply
-    else:
-        needed = facts.could_take if facts.lacks_a_take else []
-    calls = [(each, facts.waits_elsewhere(each)) for each in needed if not is_halted(each)]
-    if any(there for _, there in calls):  # then a bystander is no reason to hope
-        calls = [(each, there) for each, there in calls if there or not facts.never_did(each)]
-    return calls
-
-
 def _because(
-    facts: Facts, elsewhere: Elsewhere, path: tuple[str, ...], process: AttachedProcess, there: str
+    facts: Facts, path: tuple[str, ...], process: AttachedProcess, there: str
 ) -> Stall | None:
     begins = f"{waits(facts)}; pid {process.pid_label}, which could end that, waits in {there}"
     if there in path:
@@ -100,7 +88,7 @@ def _because(
             "ends consumes nothing",
             cancel(facts) if facts.head else None,
         )
-    other = elsewhere.facts(there)
+    other = facts.of_other(there)
     if other is None:
         return None
     found = proved(other)
@@ -113,7 +101,7 @@ def _because(
         )
     if not other.moves_no_more():
         return None
-    further = _blocked(other, elsewhere, (*path, there))
+    further = _blocked(other, (*path, there))
     if further is None:
         return None
     end = cancel(facts) if facts.head and further.kind is StallKind.DEADLOCK else further.command

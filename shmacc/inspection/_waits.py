@@ -1,236 +1,371 @@
-"""Rules for standstills that are proved, as `_stalls` says; each looks at one segment."""
+"""Rules for standstills of one segment: those that are proved, and those that are suspected.
 
-from collections.abc import Callable
+What its waits need is a `Need`: the end of a round, gradients, or a take. Who could meet it is
+stopped, gone or idle, or nobody knows who it is: each case has its words.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from shmacc._base import layout
 from shmacc._base.layout import Activity
 from shmacc.inspection._findings import command, goes_on, pids
+from shmacc.inspection._process_records import AttachedProcess, DepartedProcess
 from shmacc.inspection._processes import HALTED
-from shmacc.inspection._records import Stall, StallKind
-from shmacc.inspection._stall_facts import Facts, is_halted
-from shmacc.inspection._stall_words import are, heads_wait, labels, waits
+from shmacc.inspection._records import LockState, Stall, StallKind
+from shmacc.inspection._stall_facts import (
+    LONG_OPERATION,
+    Facts,
+    applies,
+    is_halted,
+    lost_at,
+    takes,
+    waits_for_a_take,
+)
 
-Rule = Callable[[Facts], Stall | None]
+
+class _Words(NamedTuple):
+    """The words for processes that perhaps do not meet a need."""
+
+    kind: StallKind
+    could: str
+    never: str  # of one that has done nothing yet
+    nobody: str
+    start: str
+    what: str  # that takes its time
+    costs: str  # to end it
+
+
+_TAKES: Final = _Words(
+    StallKind.TAKER_IDLE,
+    could="which could take",
+    never="which could take",
+    nobody="nobody takes: no take has been served yet",
+    start="start the process that takes",
+    what="rounds",
+    costs="loses no gradient",
+)
+_GRADIENTS: Final = _Words(
+    StallKind.APPLIER_IDLE,
+    could="which could send more",
+    never="which has not applied to it",
+    nobody="nobody sends more",
+    start="start processes that apply",
+    what="batches",
+    costs="costs its batch",
+)
+
+
+class Need(NamedTuple):
+    """What the waits of a segment need.
+
+    Attributes:
+        words: The words for the need.
+        able: The living processes that could meet it.
+        known: Those of `able` that are expected to meet it, by roles; empty: nobody knows who.
+        which: The words for these processes.
+        since: When something last moved.
+    """
+
+    words: _Words
+    able: list[AttachedProcess]
+    known: list[AttachedProcess]
+    which: str
+    since: float
+
+
+def need_of(facts: Facts) -> Need | None:
+    """Return what the waits need; None: nothing, or the head of the queue can go on by itself."""
+    seen, holder, held = facts.seen, facts.seen.round_holder, facts.seen.state["round"]
+    if facts.lacks_an_end and holder is not None and held is not None:
+        since = max(seen.last_applied, held["since_ns"] / 1e9)
+        return Need(_TAKES, [holder], [holder], "which has a round open", since)
+    if facts.lacks_gradients:
+        which = "which {have} not applied to it" if facts.late else ""
+        known = facts.late or facts.appliers
+        return Need(_GRADIENTS, facts.could_apply, known, which, seen.last_applied)
+    if facts.lacks_a_take:
+        since = max([facts.waited_since, *(each.last_took or 0.0 for each in facts.takers)])
+        return Need(_TAKES, facts.could_take, facts.takers, "which took before", since)
+    return None
+
+
+# -- proved ----------------------------------------------------------------------------------------
 
 
 def proved(facts: Facts) -> tuple[Stall, ...]:
-    in_the_way = tuple(filter(None, (rule(facts) for rule in IN_THE_WAY)))
-    if facts.seen.state["finished"]:  # nobody waits any more
-        return in_the_way
-    wait = first(WAITS, facts)
-    return in_the_way if wait is None else (*in_the_way, wait)
+    """Return the proved standstills: what stops all processes, and why waits do not end."""
+    found = [*_in_the_way(facts)]
+    if not facts.seen.state["finished"]:  # else nobody waits any more
+        found.append(_wait(facts))
+    return tuple(filter(None, found))
 
 
-def first(rules: tuple[Rule, ...], facts: Facts) -> Stall | None:
-    return next(filter(None, (rule(facts) for rule in rules)), None)
+def _in_the_way(facts: Facts) -> Iterator[Stall | None]:
+    lock, arrays = facts.seen.lock, facts.seen.config["kind"] in layout.ARRAYS
+    nobody_can = f"no process can {'update or copy them' if arrays else 'apply or take'}"
+    if lock.held:
+        problem = f"pid {lock.pid_label} is {lock.condition} and holds the lock: {nobody_can}"
+        yield _if_halted(StallKind.LOCK_HOLDER_STOPPED, problem, [lock])
+    held_for = facts.now - (lock.since or facts.now)
+    if lock.held and not lock.condition and held_for >= LONG_OPERATION:
+        yield Stall(
+            StallKind.LOCK_HELD_LONG,
+            f"pid {lock.pid_label} has been in an operation with the lock for {held_for:.0f} s: "
+            f"{nobody_can}; whether it is stopped cannot be seen from here",
+            "look in its pid namespace, or as root; let it go on, or end it",
+            None,
+        )
+    condition, pid = facts.seen.name_holder_condition, str(lock.name_pid)
+    if condition in HALTED:
+        problem = f"pid {pid} is {condition} and holds the name: no process can attach or remove it"
+        yield Stall(StallKind.NAME_HOLDER_STOPPED, problem, *goes_on([pid], condition))
 
 
-# -- what is in the way of every process -----------------------------------------------------------
-
-
-def _lock_holder_stopped(facts: Facts) -> Stall | None:
-    lock = facts.seen.lock
-    if not lock.held or lock.condition not in HALTED:
-        return None
-    return Stall(
-        StallKind.LOCK_HOLDER_STOPPED,
-        f"pid {lock.pid_label} is {lock.condition} and holds the lock: no process can "
-        f"{_what_needs_the_lock(facts)}",
-        *goes_on([lock.pid_label], lock.condition),
-    )
-
-
-def _lock_held_long(facts: Facts) -> Stall | None:
-    lock = facts.seen.lock
-    if not lock.held or lock.condition or lock.since is None or not facts.lock_is_held_long:
-        return None
-    return Stall(
-        StallKind.LOCK_HELD_LONG,
-        f"pid {lock.pid_label} has been in an operation with the lock for "
-        f"{facts.now - lock.since:.0f} s: no process can {_what_needs_the_lock(facts)}; "
-        "whether it is stopped cannot be seen from here",
-        "look in its pid namespace, or as root; let it go on, or end it",
-        None,
-    )
-
-
-def _what_needs_the_lock(facts: Facts) -> str:
-    arrays = facts.seen.config["kind"] in layout.ARRAYS
-    return "update or copy them" if arrays else "apply or take"
-
-
-def _name_holder_stopped(facts: Facts) -> Stall | None:
-    condition, pid = facts.seen.name_holder_condition, str(facts.seen.lock.name_pid)
-    if condition not in HALTED:
-        return None
-    return Stall(
-        StallKind.NAME_HOLDER_STOPPED,
-        f"pid {pid} is {condition} and holds the name: no process can attach or remove it",
-        *goes_on([pid], condition),
-    )
-
-
-def _round_holder_stopped(facts: Facts) -> Stall | None:
+def _wait(facts: Facts) -> Stall | None:
     holder = facts.seen.round_holder
-    if holder is None or not is_halted(holder):
-        return None
-    return Stall(
-        StallKind.ROUND_HOLDER_STOPPED,
-        f"pid {holder.pid_label} has a round open and is {holder.condition}: no process can "
-        "apply or take",
-        *goes_on([holder.pid_label], holder.condition),
-    )
-
-
-# -- waits that nobody ends ------------------------------------------------------------------------
+    if holder is not None:
+        problem = f"pid {holder.pid_label} has a round open and is {holder.condition}: no process "
+        return _if_halted(StallKind.ROUND_HOLDER_STOPPED, f"{problem}can apply or take", [holder])
+    if facts.is_reached:
+        return _taker_does_not_take(facts)
+    if facts.lacks_gradients:
+        return _gradients_do_not_come(facts)
+    return _nobody_takes(facts) if facts.lacks_a_take else None
 
 
 def _taker_does_not_take(facts: Facts) -> Stall | None:
     head = facts.head
-    if head is None or not facts.is_reached or facts.seen.round_holder is not None:
-        return None
-    taker = next((each for each in facts.alive if each.entry == head.entry), None)
+    assert head is not None  # noqa: S101
     have = "has" if head.num_required == 1 else "have"
-    problem = f"{heads_wait(facts)}, which {have} arrived"
+    problem = f"{_heads_wait(facts)}, which {have} arrived"
     if facts.seen.state["update"] is not None:
         problem = f"pid {head.pid_label} waits to take, and the round is final"
-    if taker is not None and is_halted(taker):
-        return Stall(
-            StallKind.TAKER_STOPPED,
-            f"{problem}; it is {taker.condition} and does not take them",
-            *goes_on([head.pid_label], taker.condition),
-        )
-    if not head.overdue:
-        return None
-    return Stall(
+    condition = facts.taking[0].condition if facts.taking else ""
+    stopped = f"{problem}; it is {condition} and does not take them"
+    overdue = Stall(
         StallKind.TAKER_OVERDUE,
         f"{problem}; it does not take them",
         "see what it does; its wait can be ended, which consumes nothing",
         cancel(facts),
     )
+    found = _if_halted(StallKind.TAKER_STOPPED, stopped, facts.taking)
+    return found or (overdue if head.overdue else None)
 
 
-def _appliers_stopped(facts: Facts) -> Stall | None:
-    if not facts.lacks_gradients:
-        return None
-    known = [each for each in facts.could_apply if facts.applies(each)]
-    back = [each for each in facts.alive if facts.waits_no_more(each)]
-    # Known appliers that are late are missed, whoever else might send a first gradient.
-    late = facts.late or any(map(facts.applies, back))
-    able = [*known, *back] if late else facts.could_apply or back
-    if not known and back and not facts.nobody_applied_for_long():
-        return None
-    if not able or not all(map(is_halted, able)):
-        return None
-    return Stall(
-        StallKind.APPLIERS_STOPPED,
-        f"{waits(facts)}, and all processes that could send more are {able[0].condition}: "
-        f"{pids(labels(able))}",
-        *goes_on(labels(able), able[0].condition),
-    )
-
-
-def _quorum_out_of_reach(facts: Facts) -> Stall | None:
-    if not facts.lacks_gradients or facts.could_apply or not facts.nobody_applied_for_long():
-        return None
-    alive, seen = facts.alive, facts.seen
-    waiting = len(facts.waiting)
-    # Without a capacity, only memory can run out.
-    if seen.config["capacity"] is None and any(
-        each.activity == Activity.WAITS_FOR_ROOM for each in alive
-    ):
-        return Stall(
-            StallKind.QUORUM_OUT_OF_REACH,
-            f"{waits(facts)}, and those that could send more wait for room in /dev/shm, of which "
-            f"{seen.state['kept_free']} bytes are kept for others: {len(alive)} alive (waiting for "
-            f"this take: {waiting})" + who_is_gone(facts),
-            "let rounds need fewer gradients, or give /dev/shm more memory; or end the wait, which "
-            "consumes nothing",
-            cancel(facts),
+def _gradients_do_not_come(facts: Facts) -> Stall | None:
+    overdue = facts.nobody_applied_for_long()
+    # Known appliers that are late are reported, even if others might send a first gradient.
+    able = facts.appliers if facts.late else facts.could_apply
+    if able:
+        if not overdue and all(map(facts.waits_no_more, able)):
+            return None
+        problem = (
+            f"{waits(facts)}, and all processes that could send more are {able[0].condition}: "
+            f"{pids(_labels(able))}"
         )
+        return _if_halted(StallKind.APPLIERS_STOPPED, problem, able)
+    if not overdue or facts.comes:
+        return None
+    # Without a capacity, only memory can run out.
+    no_memory = facts.seen.config["capacity"] is None and any(
+        each.activity == Activity.WAITS_FOR_ROOM for each in facts.alive
+    )
+    nobody, start = "no process that is attached can send more", "start processes that apply"
+    if no_memory:
+        nobody = (
+            "those that could send more wait for room in /dev/shm, of which "
+            f"{facts.seen.state['kept_free']} bytes are kept for others"
+        )
+        start = "let rounds need fewer gradients, or give /dev/shm more memory"
+    waiting = f" (waiting for this take: {len(facts.waiting)})" if facts.waiting else ""
     return Stall(
         StallKind.QUORUM_OUT_OF_REACH,
-        f"{waits(facts)}, and no process that is attached can send more: {len(alive)} alive"
-        + (f" (waiting for this take: {waiting})" if waiting else "")
-        + who_is_gone(facts),
-        "start processes that apply; or end the wait, which consumes nothing",
+        f"{waits(facts)}, and {nobody}: {len(facts.alive)} alive{waiting}{_who_is_gone(facts)}",
+        f"{start}; or end the wait, which consumes nothing",
         cancel(facts),
     )
 
 
-def who_is_gone(facts: Facts) -> str:
-    """Say which processes failed, and with what, and which died lately; takers are left out."""
-    seen = facts.seen
-    worked = [each for each in seen.departed if each.applied > 0 or not each.took]
-    failed = [each for each in worked if not each.died]
-    takers = {each.pid_label for each in seen.departed if each.took and not each.applied}
-    takers |= {each.pid_label for each in seen.processes if each.took and not each.applied}
-    left = [each.pid_label for each in seen.processes if not each.alive]
-    dead = [label for label in dict.fromkeys((*left, *seen.deaths)) if label not in takers]
-    died = f"; {pids(dead)} {'is' if len(dead) == 1 else 'are'} dead" if dead else ""
-    return died + "".join(f"; pid {each.pid_label} {each.fate}" for each in failed)
-
-
-def _takers_stopped(facts: Facts) -> Stall | None:
-    if not facts.lacks_a_take or not facts.could_take or not all(map(is_halted, facts.could_take)):
-        return None
-    able = facts.could_take
-    return Stall(
-        StallKind.NOBODY_TAKES,
-        f"{waits(facts)}, and nobody takes: {pids(labels(able))}, which could, {are(able)} "
-        f"{able[0].condition}",
-        *goes_on(labels(filter(is_halted, facts.alive)), able[0].condition),
-    )
-
-
 def _nobody_takes(facts: Facts) -> Stall | None:
-    if not facts.lacks_a_take or facts.could_take or not facts.nobody_took_for_long():
+    able, lost = facts.could_take, facts.lost_takers
+    nobody = f"{waits(facts)}, and nobody takes: "
+    if able:
+        problem = f"{nobody}{pids(_labels(able))}, which could, {_are(able)} {able[0].condition}"
+        also = [each for each in facts.alive if is_halted(each)]
+        return _if_halted(StallKind.NOBODY_TAKES, problem, able, also)
+    if facts.comes or not facts.nobody_took_for_long():
         return None
+    # A new process may fail in the same way.
+    mend_first = "mend what it failed with, then " if lost and not lost[-1].died else ""
     return Stall(
         StallKind.NOBODY_TAKES,
-        f"{waits(facts)}, and nobody takes: {why_nobody_takes(facts)}",
-        f"{_mend_first(facts)}start the process that takes: the gradients that are there wait for "
-        "it; or end the processes that wait",
+        nobody + _why_nobody_takes(facts),
+        f"{mend_first}start the process that takes: the gradients that are there wait for it; or "
+        "end the processes that wait",
         None,
     )
 
 
-def why_nobody_takes(facts: Facts) -> str:
-    lost = facts.lost_takers
-    dead = [each for each in lost if each.fate == "is dead"]
-    failed = [f"pid {each.label}, which did, {each.fate}" for each in lost if each not in dead]
-    if dead:
-        said = f"{pids(each.label for each in dead)}, which did, {are(dead)} dead"
-        return "; ".join([said, *failed])
-    if failed:
-        return "; ".join(failed)
-    if facts.seen.state["counters"]["takes"]:
-        return "the processes that took have left"
-    return f"no take has been served yet{who_never_came(facts)}"
+# -- suspected -------------------------------------------------------------------------------------
 
 
-def who_never_came(facts: Facts) -> str:
-    """Say which processes are gone that neither took nor applied: one may have been to take."""
-    gone = facts.gone_unknown
-    return f"; {pids(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
+def suspected(facts: Facts) -> Stall | None:
+    """Return what perhaps makes it stand still: one that could end the waits lives, or may come."""
+    need = need_of(facts)
+    if need is None or not need.able:
+        return None
+    suspects = need.known or [each for each in need.able if not applies(each)]
+    came = [] if need.known else [each.attached_at for each in suspects]
+    if not facts.is_long(max([need.since, *came])):
+        return None
+    words = need.words
+    stopped = [each for each in suspects if is_halted(each)]
+    if stopped:
+        who = f"{pids(_labels(stopped))}, {words.could}, {_are(stopped)} {stopped[0].condition}"
+        return _if_halted(words.kind, f"{waits(facts)}; {who}", stopped)
+    if need.known:
+        return _known_ones_do_not(facts, need)
+    quiet = [each for each in suspects if facts.is_quiet(each)]
+    gone = _who_is_gone(facts) if words is _GRADIENTS else _who_never_came(facts)
+    see = "see what it does (py-spy dump, its log)"
+    if len(quiet) == 1 and not gone:
+        stall = _idle(facts, need, quiet, words.never)
+        remedy = f"{words.start}; if it is that one, {see}"
+        return stall and replace(stall, remedy=remedy, command=None)
+    problem = f"{waits(facts)}, and {words.nobody}{gone}"
+    return Stall(words.kind, problem, f"{words.start}; if one is attached, {see}", None)
 
 
-def _mend_first(facts: Facts) -> str:
-    """Ask for a repair first if the last taker failed: a new one may fail in the same way."""
-    lost = facts.lost_takers
-    return "mend what it failed with, then " if lost and lost[-1].fate != "is dead" else ""
+def _known_ones_do_not(facts: Facts, need: Need) -> Stall | None:
+    # A taker may look in from another thread. An applier may just have come back from a wait.
+    is_idle = facts.is_quiet if need.words is _GRADIENTS else _is_in_no_call
+    idle = [each for each in need.known if is_idle(each)]
+    if idle:
+        return _idle(facts, need, idle, need.which)
+    if not facts.lacks_a_take or not all(map(waits_for_a_take, need.known)):
+        return None
+    lately = [each for each in facts.lost_takers if lost_at(each) > need.since - 1.0]
+    why = f"{pids(_labels(need.known))}, which did, wait"  # in one of their threads
+    return Stall(
+        need.words.kind,
+        f"{waits(facts)}, and nobody takes: {_why_nobody_takes(facts) if lately else why}",
+        "start a process that takes, if none of their threads is about to",
+        None,
+    )
+
+
+def _is_in_no_call(process: AttachedProcess) -> bool:
+    return process.activity == Activity.IDLE
+
+
+def _idle(facts: Facts, need: Need, idle: list[AttachedProcess], which: str) -> Stall | None:
+    """Return that others wait for these; None: one of them is in a call in another segment."""
+    there = sorted({name for each in idle if (name := facts.waits_elsewhere(each))})
+    if any(facts.call_elsewhere(each)[0] and not facts.waits_elsewhere(each) for each in idle):
+        return None
+    # The conditions of the processes (such as sleeping), if /proc shows them.
+    conditions = ", ".join(sorted({each.condition for each in idle if each.condition}))
+    have, wait = ("has", "waits") if len(idle) == 1 else ("have", "wait")
+    which = f", {which.format(have=have)}," if which else ""
+    who = f"{waits(facts)}; {pids(_labels(idle))}{which} {_are(idle)} alive"
+    who += f" ({conditions})" if conditions else ""
+    if there:
+        return Stall(
+            need.words.kind,
+            f"{who}, and {wait} in {', '.join(there)}",
+            "see what is waited for there",
+            command("shmacc-inspect", "check", *there),
+        )
+    last = max(each.last_seen for each in idle)
+    quiet = facts.is_long(last)
+    doing = "been in no call" if quiet else "neither applied nor taken"
+    return Stall(
+        need.words.kind,
+        f"{who}, and {have} {doing} for {facts.now - (last if quiet else need.since):.0f} s",
+        f"see what it does, if its {need.words.what} do not take that long (py-spy dump, its log); "
+        f'to end it {need.words.costs}, and ends waits that have on_death="raise"',
+        None,
+    )
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def waits(facts: Facts) -> str:
+    """Say in words what the calls wait for."""
+    if facts.lacks_gradients:
+        count = facts.seen.state["count"]
+        return f"{_heads_wait(facts)}; {count} {'is' if count == 1 else 'are'} there"
+    waiting = facts.waiting
+    if not waiting:
+        return f"{_heads_wait(facts)}, and a round is open"
+    for_what = Counter(each.activity.removeprefix("waits ") for each in waiting)
+    if len(waiting) == 1:
+        return f"pid {waiting[0].pid_label} waits {next(iter(for_what))}"
+    if len(for_what) == 1:
+        return f"{len(waiting)} processes wait {next(iter(for_what))}"
+    each = ", ".join(f"{number} {what}" for what, number in for_what.items())
+    return f"{len(waiting)} processes wait ({each})"
 
 
 def cancel(facts: Facts) -> str:
+    """Return the command that ends the waits."""
     return command("shmacc-inspect", "cancel", facts.name, "--yes")
 
 
-IN_THE_WAY: tuple[Rule, ...] = (_lock_holder_stopped, _lock_held_long, _name_holder_stopped)
-WAITS: tuple[Rule, ...] = (
-    _round_holder_stopped,
-    _taker_does_not_take,
-    _appliers_stopped,
-    _quorum_out_of_reach,
-    _takers_stopped,
-    _nobody_takes,
-)
+def _if_halted(
+    kind: StallKind,
+    problem: str,
+    those: Sequence[AttachedProcess | LockState],
+    also: list[AttachedProcess] | None = None,
+) -> Stall | None:
+    """Return the standstill of stopped `these` and `those`; None: one of them is not stopped."""
+    if not those or any(each.condition not in HALTED for each in those):
+        return None
+    return Stall(kind, problem, *goes_on(_labels(also or those), those[0].condition))
+
+
+def _heads_wait(facts: Facts) -> str:
+    assert facts.head is not None  # noqa: S101
+    gradients = "gradient" if facts.head.num_required == 1 else "gradients"
+    return f"pid {facts.head.pid_label} waits for {facts.head.num_required} {gradients}"
+
+
+def _who_is_gone(facts: Facts) -> str:
+    """Name in words who died lately or failed, and why; processes that only took are left out."""
+    step = facts.seen.state["step"]
+    news = {event.pid_label for event in facts.seen.events if event.step >= step - 1}
+    news |= {each.pid_label for each in facts.seen.departed if not each.died}
+    gone = [x for x in facts.lost if x.is_attached or x.pid_label in news]
+    gone = [each for each in gone if applies(each) or not takes(each)]
+    dead = [each for each in gone if each.died]
+    died = f"; {pids(_labels(dead))} {_are(dead)} dead" if dead else ""
+    return died + "".join(f"; pid {each.pid_label} {each.fate}" for each in gone if not each.died)
+
+
+def _why_nobody_takes(facts: Facts) -> str:
+    dead = [each for each in facts.lost_takers if each.died]
+    said = [f"{pids(_labels(dead))}, which did, {_are(dead)} dead"] if dead else []
+    said += [f"pid {x.pid_label}, which did, {x.fate}" for x in facts.lost_takers if not x.died]
+    if said:
+        return "; ".join(said)
+    if facts.seen.state["counters"]["takes"]:
+        return "the processes that took have left"
+    return f"no take has been served yet{_who_never_came(facts)}"
+
+
+def _who_never_came(facts: Facts) -> str:
+    """Say which processes are gone that neither took nor applied: one may have been to take."""
+    gone = [each for each in facts.lost if not takes(each) and not applies(each)]
+    return f"; {pids(_labels(gone))} {_are(gone)} gone" if gone else ""
+
+
+def _labels(processes: Iterable[AttachedProcess | DepartedProcess | LockState]) -> list[str]:
+    return [each.pid_label for each in processes]
+
+
+def _are(several: Sequence[AttachedProcess | DepartedProcess]) -> str:
+    return "is" if len(several) == 1 else "are"

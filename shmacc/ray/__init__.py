@@ -17,18 +17,42 @@ A process that can connect to a Ray cluster can run code in it. Keep it in a tru
 use Ray's token authentication.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from shmacc._multihost.messages import Timing
 from shmacc.ray._group import AccumulatorGroup
 from shmacc.ray._parameters import Parameters
-from shmacc.ray._parts import HostState, Shard, ShardedTaken
+from shmacc.ray._parts import HostState
 from shmacc.ray._round import Round
+from shmacc.ray._run import run
+
+if TYPE_CHECKING:
+    from shmacc.ray._replicas import SyncReplicas as SyncReplicas
 
 __all__ = [
     "AccumulatorGroup",
     "HostState",
     "Parameters",
     "Round",
-    "Shard",
-    "ShardedTaken",
     "Timing",
-]
+    "run",
+]  # and SyncReplicas, which imports torch: `import *` must do without
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SyncReplicas":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from shmacc.ray._replicas import SyncReplicas  # imports torch
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            error.add_note(
+                "shmacc.ray.SyncReplicas needs torch where the chief is, and the nodes' replicas "
+                "need it: pip install torch"
+            )
+        raise
+    return SyncReplicas
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "SyncReplicas"]

@@ -2,27 +2,42 @@
 
 All of it is done in one thread, one thing at a time, while the forwarder goes on reporting: to get
 a large change, or another node's whole copy, may take longer than a lease.
+
+A node keeps the last updates that it has made, and gives them to one that has missed them. Only if
+they are too many for what is kept, that one gets a whole copy, and rounds wait for it meanwhile.
 """
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import ray
 
+from shmacc._base import names
 from shmacc._base.array_types import ValueArray
 from shmacc._base.lineage import NO_COPY, Copy, Lineage
-from shmacc._multihost.changes import same
+from shmacc._base.names import segment_name
+from shmacc._core import SegmentView
+from shmacc._multihost.changes import beginning, same
 from shmacc._multihost.forwarder import ForwarderCore, Get
 from shmacc._multihost.messages import Fence, Order, Refusal, Stage
 from shmacc._parameters import copies
 from shmacc._parameters.parameters import Parameters
-from shmacc.errors import FailedPreconditionError, NotFoundError, ResourceExhaustedError
+from shmacc._segment import removal
+from shmacc.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    NotFoundError,
+    ResourceExhaustedError,
+    ShmaccError,
+)
 from shmacc.ray._head import shown
 from shmacc.ray._parts import Config, CopyConfig, find
 from shmacc.ray._waits import PATIENCE
@@ -31,6 +46,15 @@ _logger = logging.getLogger("shmacc")
 
 _LOOK = 0.2  # seconds between two looks whether a change is still wanted
 _LONGEST = 10.0  # seconds until what failed again and again is tried again
+_KEPT = 0.25  # of the copy's bytes: the most that updates may have which a node keeps
+
+
+class Made(NamedTuple):
+    """An update that a copy has made; it pickles."""
+
+    parent: Lineage
+    lineage: Lineage
+    update: copies.Update
 
 
 class HostCopy:
@@ -39,15 +63,25 @@ class HostCopy:
     `replace` says whether a copy that is there is removed, since it is an earlier run's.
     """
 
-    def __init__(self, config: Config, given: CopyConfig, host: str, *, replace: bool) -> None:
-        self._config, self._given, self._host = config, given, host
+    def __init__(
+        self,
+        config: Config,
+        given: CopyConfig,
+        host: str,
+        counters: Mapping[str, Any],  # of `_memory.py`
+        *,
+        replace: bool,
+    ) -> None:
+        self._config, self._given, self._host, self._counters = config, given, host, counters
         if replace:  # now, and not when the new one is made: this says if a process has it attached
             options = given.options(if_exists="replace")
             with copies.open_copy(given.recipe, given.name, options, None) as removed:
                 removed.unlink()
         self._params = self._earlier()
+        self._made = self._made_again = False  # here: at first, and after its name was removed
+        self._view = self._viewed()
         self._pool = ThreadPoolExecutor(1, "shmacc copy")
-        self._here: tuple[Fence, Any] | None = None  # the change that was got, and its name
+        self._kept: tuple[Made, ...] = ()  # the last updates, each the parent of the next
         self._work: Future[Callable[[], None]] | None = None  # returns what tells the core
         self._warned = ""
         self._pause = self._again = 0.0  # after a failure, and when it ends
@@ -61,6 +95,50 @@ class HostCopy:
             return None
         return copies.open_copy(given.recipe, given.name, given.options("attach"), None)
 
+    def _viewed(self) -> SegmentView | None:
+        """Return a view of the copy, which says who uses it, also once its name is removed."""
+        with contextlib.suppress(ShmaccError):
+            return None if self._params is None else removal.view(segment_name(self._given.name))
+        return None
+
+    def look_around(self, core: ForwarderCore) -> None:
+        """Notice that a process of the node has restored the copy, or removed its name.
+
+        The name is made again once nobody has what lost it: updates do not reach both.
+        """
+        if self._work is not None or self._params is None:
+            return
+        problem = ""
+        if copies.is_removed(self._params):
+            users = () if self._view is None else removal.users(self._view)
+            if pids := sorted({*users} - {os.getpid()}):
+                problem = (
+                    f"the name of its copy of {self._given.name!r} was removed: no process can "
+                    f"attach to it until those that have it attached have ended: {pids}"
+                )
+            else:
+                self._work = self._pool.submit(self._make_again)
+        with contextlib.suppress(DeadlineExceededError):  # another process uses it for long
+            core.noticed(copies.look(self._params, 0.0), problem)
+
+    def _make_again(self) -> Callable[[], None]:
+        """Make a new copy of the same contents and name, after the name was removed."""
+        params, given = self._params, self._given
+        if params is not None:
+            try:
+                copy, state = copies.state(params, PATIENCE)
+                options = given.options("error")
+                self._params = copies.open_copy(given.recipe, given.name, options, state)
+                copies.replace(self._params, state, copy.lineage, copy.begun, copy.step)
+                self._made_again, self._view = True, self._viewed()
+                params.close()
+                self._warn(
+                    f"Node {shown(self._host)}: the name of its copy was removed; made again"
+                )
+            except Exception as error:  # noqa: BLE001  it is tried again
+                self._warn(f"Node {shown(self._host)} cannot make its copy again: {error}")
+        return lambda: None
+
     def look(self) -> Copy:
         """Return what is known of the copy; a change that a dead process has begun is undone."""
         return NO_COPY if self._params is None else copies.look(self._params)
@@ -69,8 +147,14 @@ class HostCopy:
         """Return all of the copy, for another node; None: there is none yet."""
         return None if self._params is None else copies.state(self._params, PATIENCE)
 
+    def made_since(self, lineage: Lineage) -> list[Made] | None:
+        """Return the updates that lead from a lineage to this copy's; None: not all are kept."""
+        made = self._kept  # another thread makes updates
+        first = [number for number, each in enumerate(made) if each.parent == lineage]
+        return list(made[first[0] :]) if first else None
+
     def work(self, core: ForwarderCore, woken: threading.Event) -> None:
-        """Tell the core what is done, and begin what it wants done next. Does not wait."""
+        """Tell the core what has been done, and begin what the core wants next. Does not wait."""
         if self._work is not None and self._work.done():
             self._work.result()()
             self._work = None
@@ -81,11 +165,16 @@ class HostCopy:
             self._work.add_done_callback(lambda _: woken.set())
 
     def rest(self, core: ForwarderCore) -> None:
-        """Wait until nothing is done any more: another forwarder follows."""
+        """Wait for the end of what is being done: another forwarder will follow."""
         core.want_nothing()
         if self._work is not None:
             self._work.result()()
             self._work = None
+
+    def end(self, *, undo: bool) -> None:
+        """Remove the name if it was made again here; or at all, for a group that is undone."""
+        if self._params is not None and (self._made_again or (self._made and undo)):
+            self._params.unlink()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -93,10 +182,13 @@ class HostCopy:
             self._params.close()
 
     def _do(self, core: ForwarderCore, get: Get, order: Order) -> Callable[[], None]:
-        """Do what the core wants; return what tells it the result in the forwarder's thread."""
+        """Do what the core wants; return a call that tells the core the result.
+
+        The forwarder's thread makes that call: the core is not for several threads.
+        """
         stage = order.stage
         if get is Get.STAGE and stage is not None:
-            return self._stage(core, stage)
+            return self._stage(core, stage, (order.lineage or ())[:2] != stage.update)
         refused = None
         try:
             if get is Get.MAKE:
@@ -114,7 +206,7 @@ class HostCopy:
                 refused = Refusal(Fence(*order.lineage[:2]), error)
         return partial(core.changed, self.look(), refused)
 
-    def _stage(self, core: ForwarderCore, stage: Stage) -> Callable[[], None]:
+    def _stage(self, core: ForwarderCore, stage: Stage, checks: bool = True) -> Callable[[], None]:
         """Get a change from the chief's object, and check it: after its commit it is too late."""
         ref = stage.source.ref
         # Ray's errors are not the change's: the chief is gone, or Ray ends on this node.
@@ -122,32 +214,53 @@ class HostCopy:
             # The chief's node may be out of reach: so do not wait longer than the change is wanted.
             while core.wants(stage):
                 if ray.wait([ref], timeout=_LOOK)[0]:
-                    return self._check(core, stage, ray.get(ref))
+                    change = ray.get(ref)
+                    if checks:
+                        return self._check(core, stage, change)
+                    return partial(core.staged, stage._replace(source=change))
         return partial(core.refused, stage.update, None)
 
     def _check(self, core: ForwarderCore, stage: Stage, change: Any) -> Callable[[], None]:
         try:
             self._put(stage, change, only_check=True)
         except Exception as error:  # noqa: BLE001  the chief's
-            # A process of this node may have restored the copy by itself: so look at it again.
-            return partial(core.changed, self.look(), Refusal(stage.update, error))
-        self._here = stage.update, change
-        return partial(core.staged, stage)
+            # A process of this node may have restored the copy by itself: then it gets another one.
+            copy = self.look()
+            why = error if stage.parent in {None, copy.lineage} else None
+            return partial(core.changed, copy, Refusal(stage.update, why))
+        return partial(core.staged, stage._replace(source=change))
 
     def _make(self, core: ForwarderCore, order: Order) -> None:
         staged = core.stage
-        if staged is None or self._here is None or self._here[0] != staged.update:
+        if staged is None:
             raise FailedPreconditionError("The change is not here any more")
         step = order.step if staged.parent is None else staged.step
-        self._put(staged._replace(step=step), self._here[1], only_check=False)
+        self._put(staged._replace(step=step), staged.source, only_check=False)
 
     def _put(self, stage: Stage, change: Any, *, only_check: bool) -> None:
         """Make a change, or check that it can be made."""
         if stage.parent is None:
             made = Lineage(*stage.update, 0)
             self._fill(change, made, stage.step, stage.step, only_check=only_check)
-        elif self._params is not None:
-            copies.make(self._params, change, stage.update, stage.parent, only_check=only_check)
+        elif only_check and self._params is not None:
+            copies.make(self._params, change, stage.update, stage.parent, only_check=True)
+        else:
+            self._follow(change, stage.update, stage.parent)
+
+    def _follow(self, update: copies.Update, name: Fence, parent: Lineage, begun: int = 0) -> None:
+        """Make an update, and keep it for other nodes."""
+        params, keep = self._params, self._given.keep
+        if params is None:
+            raise FailedPreconditionError("The copy is not here")
+        _, lineage = copies.make(params, update, name, parent, begun=begun)
+        made = [*(self._kept if self._kept and self._kept[-1].lineage == parent else ())]
+        made.append(Made(parent, lineage, update))
+        with contextlib.suppress(OSError):  # its name was removed
+            size = Path(names.segment_name(self._given.name).path).stat().st_blocks * 512
+            most = size * _KEPT if keep is None else min(keep, size * _KEPT)
+            while made and sum(each.update.size for each in made) > most:
+                del made[0]
+        self._kept = tuple(made)
 
     def _fill(
         self,
@@ -161,28 +274,59 @@ class HostCopy:
         """Replace the copy by a state, or make it."""
         if self._params is None and only_check:
             return  # it is not made for a change that may be dropped
+        self._kept = self._kept if only_check else ()
         if self._params is None:
             given = self._given
             options = given.options("attach")  # the chief of this node may make it just now
             self._params = copies.open_copy(given.recipe, given.name, options, state)
+            self._made, self._view = self._host != given.home, self._viewed()
         copies.replace(self._params, state, lineage, begun, step, only_check=only_check)
 
     def _replace(self, core: ForwarderCore, order: Order) -> None:
-        """Get another node's whole copy, if it still is the one that was ordered."""
+        """Make the updates that this copy lacks, or get another node's whole copy.
+
+        That copy must still be the one that was ordered.
+        """
         lineage = order.lineage
         if lineage is None or order.source is None:
             return
         actor = find(self._config, f"host {order.source}")
         if actor is None:
             raise FailedPreconditionError(f"Node {shown(order.source)} has no actor now")
-        call = actor.state_of_copy.remote()
-        while not ray.wait([call], timeout=_LOOK)[0]:
-            if not core.follows(order):
-                return
-        copy, state = ray.get(call)
+        if (
+            made := self._got(core, order, actor.made_since.remote(self.look().lineage))
+        ) is not None:
+            for each in made:
+                self._follow(each.update, Fence(*each.lineage[:2]), each.parent, order.step)
+                self._counters["followed"][...] += 1
+                if same(each.lineage, lineage):
+                    return
+        if not core.follows(order):
+            return
+        core.gets_whole()
+        if (found := self._got(core, order, actor.state_of_copy.remote())) is None:
+            return
+        copy, state = found
         if not same(copy.lineage, lineage):
             raise FailedPreconditionError(f"Node {shown(order.source)} has another copy by now")
+        own = self.look()
+        if own.step and beginning(own.lineage) != beginning(lineage):
+            self._warn(
+                f"Node {shown(self._host)}: its copy of {self._given.name!r} at step {own.step} is "
+                "not one of the group's: another run has made it, a process of the node, or the "
+                "group before it began anew. It is replaced by that of node "
+                f"{shown(order.source)}"
+            )
         self._fill(state, copy.lineage, order.step, copy.step)
+        self._counters["copied"][...] += 1
+
+    @staticmethod
+    def _got(core: ForwarderCore, order: Order, call: Any) -> Any:
+        """Return the answer to a call of another node; None also if the order is an old one."""
+        while not ray.wait([call], timeout=_LOOK)[0]:
+            if not core.follows(order):
+                return None
+        return ray.get(call)
 
     def _warn(self, text: str) -> None:
         if text != self._warned:  # it is tried again and again

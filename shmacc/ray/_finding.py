@@ -2,10 +2,9 @@
 
 The owner is on the node of the chief that made it: elsewhere, a cut link between their two nodes
 would stop rounds that all other hosts could have. If the owner dies, the next chief that calls it
-makes another one on its own node. That one does not know the step until it is told. Ray must not
-restart an owner, for two reasons. Ray would choose any node. And if the node that schedules a new
-owner is lost, Ray counts the owner as dead although it never ran; restarted, it would refuse rounds
-from the start.
+makes another one on its own node. Ray must not restart an owner: Ray would choose any node. And if
+the node that schedules a new owner is lost, Ray counts the owner as dead although it never ran:
+restarted, it would refuse rounds from the start, since it would not know the step.
 """
 
 import contextlib
@@ -15,26 +14,23 @@ from typing import Any
 
 import ray
 
-from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
+from shmacc._base.names import segment_name
+from shmacc._segment import removal
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError, ShmaccError
 from shmacc.ray._head import answer_of_head, living_nodes, shown
 from shmacc.ray._owner import OwnerActor
-from shmacc.ray._parts import LOST, NAMESPACE, Config, find_actor, make_actor
+from shmacc.ray._parts import LOST, NAMESPACE, Config, counters_of, find_actor, make_actor, on_nodes
 from shmacc.ray._waits import ANSWER, left_until
 
 _logger = logging.getLogger("shmacc")
 
-_AGAIN = 0.1  # seconds until Ray is asked again to start an owner
+_AGAIN = 0.1  # seconds until Ray is asked to start an owner once more
 _LOOK = 0.05  # seconds between two looks for a group
 _CONFIG = 10.0  # seconds for a part to say what its group was made with
 
 
 def find_group(name: str, seconds: float | None, until: float) -> Config:
-    """Return the config of the cluster's group of that name; wait for it for `seconds`.
-
-    Raises:
-        NotFoundError: There is none, and `seconds` is None.
-        DeadlineExceededError: There was none in all that time.
-    """
+    """Return the config of the cluster's group of that name, as `AccumulatorGroup.attach` does."""
     end = time.monotonic() + (seconds or 0.0)
     while (config := find_config(name, until)) is None:
         missing = f"The cluster has no group {name!r}"
@@ -96,6 +92,40 @@ def groups_of(parameters: str, until: float) -> list[Config]:
     return found
 
 
+def check_unused(names: list[str], groups: list[str], nodes: set[str], until: float) -> None:
+    """Refuse to replace what living processes have attached; actors of these groups do not count.
+
+    Raises:
+        FailedPreconditionError: Processes of a node have something of these names attached.
+    """
+    actors = [counters_of(group) for group in groups]
+    for node, used in sorted(on_nodes(nodes, _used, names, actors, until=until).items()):
+        for name, pids in used.items():
+            raise FailedPreconditionError(
+                f"Node {shown(node)}: {name!r} is in use by living processes: "
+                f"{', '.join(f'pid {pid}' for pid in pids)}. Nothing was replaced"
+            ).with_fields(segment=segment_name(name).system_name, pids=pids)
+
+
+def _used(names: list[str], actors: list[str]) -> dict[str, tuple[int, ...]]:
+    """Return which of these names living processes of this node use, and their pids.
+
+    Processes that use one of the names `actors` do not count.
+    """
+
+    def users(name: str) -> set[int]:
+        with (
+            contextlib.suppress(ShmaccError),  # the caller that opens it gets the error
+            contextlib.closing(removal.view(segment_name(name))) as viewed,
+        ):
+            return set(removal.users(viewed))
+        return set()
+
+    theirs = set[int]().union(*map(users, actors))
+    found = {name: tuple(sorted(users(name) - theirs)) for name in names}
+    return {name: pids for name, pids in found.items() if pids}
+
+
 def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Config, str]:
     """Make the owner on this process's node, or find it; return it, its config and its node."""
     here = ray.get_runtime_context().get_node_id()
@@ -106,7 +136,8 @@ def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Con
             known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left_until(until))
         except ray.exceptions.GetTimeoutError:
             raise DeadlineExceededError(
-                f"The owner of {config.name!r} does not answer: it is stopped, or cut off"
+                f"The owner of {config.name!r} does not answer: it is just being started, or is "
+                "stopped, or cut off"
             ) from None
         except LOST as error:  # the owner has died, or the node that was to schedule it
             if time.monotonic() > until:

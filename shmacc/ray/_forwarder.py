@@ -20,8 +20,9 @@ import ray
 from shmacc._accumulators.taken import GroupPartial
 from shmacc._multihost import forwarder as act
 from shmacc._multihost.forwarder import ForwarderCore
-from shmacc._multihost.messages import BatchKey, Fence, Order
+from shmacc._multihost.messages import LAST_STEP, BatchKey, Fence, Order
 from shmacc._multihost.segment import Content
+from shmacc.errors import FailedPreconditionError
 from shmacc.ray._memory import Memory, ObjectStore
 from shmacc.ray._parts import DIED, LOST, Config, find
 from shmacc.ray._shard import HostShards
@@ -67,9 +68,9 @@ class Incarnation:
         self._heartbeat = config.timing.heartbeat
         self._around_at = 0.0  # when `_look_around` is due
         self._owner: Any = owner  # None: it has died, and no chief has made another one
-        self._incarnation: int = ray.get(owner.enrol.remote(self._host))
-        self._peers: dict[str, Any] = {}  # actors of other nodes
         look = None if self._copy is None else self._copy.look()
+        self._incarnation: int = ray.get(owner.enrol.remote(self._host, look))
+        self._peers: dict[str, Any] = {}  # actors of other nodes
         kept = int(self._counters["promise"]), int(self._counters["copies"])
         self._core = ForwarderCore(self._host, self._incarnation, config.timing, look, *kept)
         self._serial = -1
@@ -116,6 +117,9 @@ class Incarnation:
 
     def _look(self) -> None:
         step, count, finished = self._segment.look()
+        if self._core.is_passed_by(step):
+            self._segment.reset(min(step + 1, LAST_STEP))
+            step, count, finished = self._segment.look()
         self._core.observe(step, count, finished=finished)
 
     def _look_around(self, now: float) -> None:
@@ -125,8 +129,16 @@ class Incarnation:
         """
         if now >= self._around_at:
             self._around_at = now + self._heartbeat
+            if self._copy is not None:
+                self._copy.look_around(self._core)
             if self._segment.exists:
-                self._segment.group.handle.keep_free(self._shared.store.room())
+                group = self._segment.group
+                if group.handle.unlinked:
+                    what = "the name of its segment was removed: no process can attach to it"
+                    if group.stats().attached == 1:  # this one; the next actor makes another
+                        raise FailedPreconditionError(what)
+                    self._core.nameless = f"{what} until those that have it attached have ended"
+                group.handle.keep_free(self._shared.store.room())
             if (found := self._segment.deaths()) is not None:
                 pids = found.pids or ()
                 self._count("deaths", len(pids))
@@ -154,6 +166,8 @@ class Incarnation:
                     began = time.monotonic()
                     self._held = segment.hold()
                     core.held(self._held.batch, began)
+                    if self._copy is not None:  # the gradients may be of what another has made it
+                        self._copy.look_around(core)
                     self._count("seals")
                 case act.Do.SHIP, grant:
                     if self._shipping is None or self._shipping.key.grant != grant:
@@ -161,24 +175,21 @@ class Incarnation:
                     return True
                 case act.Do.RELEASE, _:
                     segment.release()
-                    core.released()
                 case act.Do.CONSUME, _:
                     segment.consume()
-                    core.moved()
                     self._count("rounds")
                 case act.Do.RESET, step:
                     segment.reset(step)
-                    core.moved()
                     self._count("resets")
                 case act.Do.SET_STEP, step:
                     segment.set_step(step)
-                    core.step_set()
                 case act.Do.FINISH, _:
-                    self._segment.group.finish()
-                    core.finished()
+                    segment.group.finish()
                 case act.Do.STOP, _:
                     self._count("refused")
                     return False
+            if action[0] is not act.Do.HOLD:
+                core.done(action[0])
             self._look()
         return True
 

@@ -11,17 +11,17 @@ from shmacc._accumulators.group import AccumulatorGroup as LocalGroup
 from shmacc._accumulators.taken import GroupPartial, GroupTaken
 from shmacc._base import names
 from shmacc._base.array_types import IndexArray
-from shmacc._multihost.messages import Finished, NotReady, Timing
+from shmacc._multihost.messages import Chiefless, Finished, NotReady, Timing
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._segment.stats import Stats
 from shmacc._values import arguments
 from shmacc._values.specs import TensorSpec
 from shmacc.errors import DeadlineExceededError, FinishedError
 from shmacc.ray._finding import warn_of_left
-from shmacc.ray._link import OPEN, Link
+from shmacc.ray._link import Link
 from shmacc.ray._making import make
-from shmacc.ray._parts import HostState, ShardedTaken
-from shmacc.ray._round import Round
+from shmacc.ray._parts import HostState
+from shmacc.ray._round import OPEN, Round
 from shmacc.ray._waits import PATIENCE, Wait
 
 _logger = logging.getLogger("shmacc")
@@ -101,15 +101,14 @@ class AccumulatorGroup:
 
         Args:
             shared_name: The name.
-            timeout: How many seconds to wait until there is one; None: not at all. (In `take` and
-                `round`, None is for ever.)
+            timeout: How many seconds to wait until there is one; None: do not wait. (In `take` and
+                `round`, None means for ever.)
 
         Raises:
+            NotFoundError: There is no such group, and no timeout.
+            DeadlineExceededError: There was none until the end of the timeout.
             InvalidArgumentError: A bad argument.
-            NotFoundError: There is none.
-            FailedPreconditionError: Ray is not initialised, or this process has another
-                ``SHMACC_NAMESPACE`` than its node.
-            DeadlineExceededError: The cluster had no such group within the timeout.
+            FailedPreconditionError: As for the constructor.
         """
         seconds = arguments.timeout(timeout)
         names.segment_name(shared_name)
@@ -192,6 +191,7 @@ class AccumulatorGroup:
         self,
         num_required: int,
         *,
+        at_least: int | None = None,
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> GroupTaken:
@@ -200,40 +200,31 @@ class AccumulatorGroup:
         Raises:
             As entering a round.
         """
-        with self.round(num_required, timeout=timeout, on_death=on_death) as taken:
+        with Round(self._link, num_required, at_least, timeout, on_death) as taken:
             return taken
 
     def round(
         self,
         num_required: int,
         *,
+        at_least: int | None = None,
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
-    ) -> Round[GroupTaken]:
+    ) -> Round:
         """Take the gradients of all hosts for the length of a ``with`` block.
 
-        As on one host: `num_required` counts gradients; leaving the block consumes them and moves
-        the step on; an exception, or the death of this process, consumes nothing. Unlike there, a
-        process that is stopped for longer than ``timing.chief_lease`` loses its round, and the end
-        of its block raises.
+        As on one host, but a process that is stopped for longer than ``timing.chief_lease`` loses
+        its round, and the end of its block raises.
 
         Args:
             num_required: How many gradients, of all hosts together.
+            at_least: How many are enough when the timeout has passed; None: as many. Hosts then
+                have ``timing.grace`` and a second to send them.
             timeout: Seconds to wait for them; None: for ever.
             on_death: "raise": end the wait with WorkerDiedError if a host is lost, or a worker
                 has died since the last take; once for each loss.
         """
-        return Round(self._link, num_required, timeout, on_death, sharded=False)
-
-    def round_of_shards(
-        self,
-        num_required: int,
-        *,
-        timeout: float | None = None,
-        on_death: arguments.OnDeath = "wait",
-    ) -> Round[ShardedTaken]:
-        """Take as `round`, but leave the rows at the shards, which can call functions with them."""
-        return Round(self._link, num_required, timeout, on_death, sharded=True)
+        return Round(self._link, num_required, at_least, timeout, on_death)
 
     def set_global_step(self, new_global_step: int) -> None:
         """Set the step of all hosts; gradients stay. A lower step logs a warning.
@@ -244,6 +235,7 @@ class AccumulatorGroup:
             new_global_step: The step; gradients of earlier steps are dropped from now on.
         """
         new = arguments.int64(new_global_step, "new_global_step")
+        self._link.until_known("has_line", wait=Wait(PATIENCE))
         old = self._link.call("do", "set_global_step", new, uuid.uuid4().hex)
         if new < old and self._link.config.copy is None:
             _logger.warning("global_step of %r: %d, then %d", self.shared_name, old, new)
@@ -253,24 +245,32 @@ class AccumulatorGroup:
 
         Without parameters, an owner that was started again accepts any step, and then knows it.
         """
-        return int(self._link.call("do", "advance_step", arguments.int64(step, "step")))
+        new = arguments.int64(step, "step")
+        self._link.until_known("has_line", wait=Wait(PATIENCE))
+        return int(self._link.call("do", "advance_step", new))
 
-    def wait_step(self, after: int, *, timeout: float | None = None) -> int:
+    def wait_step(
+        self, after: int, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
+    ) -> int:
         """Wait until the owner's step is past `after`, and return it.
 
+        Args:
+            after: The last step that the caller knows.
+            timeout: Seconds to wait; None: for ever.
+            on_death: "raise": end the wait with ChiefDiedError if the last chief that waited for a
+                round or had one open was lost, and no other one has come since.
+
         Raises:
-            DeadlineExceededError: The `timeout` passed (seconds; None: for ever).
-            FinishedError: The group is finished, and its step is not past `after`.
             FailedPreconditionError: As for `global_step`.
-            InvalidArgumentError: A bad argument.
+            Everything else as on one host.
         """
         after, seconds = arguments.int64(after, "after"), arguments.timeout(timeout)
-        link, wait = self._link, Wait(seconds)
+        link, wait, raises = self._link, Wait(seconds), arguments.on_death(on_death)
         while True:
-            match link.wait("step_past", after, wait=wait):
+            match link.wait("step_past", after, wait=wait, tell=raises):
                 case int(step):
                     return step
-                case Finished() | NotReady() as ended:
+                case Finished() | NotReady() | Chiefless() as ended:
                     raise link.error(ended)
             if wait.is_over():
                 known, accumulated, *_ = link.state(wait.until)
@@ -279,37 +279,32 @@ class AccumulatorGroup:
                     f"The global step is {shown}, not past {after}, after {seconds:g} seconds"
                 ).with_fields(step=known, accumulated=accumulated)
 
-    def steps(self, *, timeout: float | None = None) -> Iterator[int]:
+    def steps(
+        self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait"
+    ) -> Iterator[int]:
         """Yield the step at once, then the newest step whenever it has moved on, until `finish`.
 
-        Args:
-            timeout: Seconds, for each wait; None: for ever.
-
-        Raises:
-            DeadlineExceededError: The timeout of one wait passed.
-            FailedPreconditionError: As for `wait_step`. Call `steps` again once the step is set.
-            InvalidArgumentError: A bad argument.
+        Each wait has the `timeout`, and raises as `wait_step`: after that call `steps` again.
         """
         arguments.timeout(timeout)
-        return self._steps(timeout)
+        arguments.on_death(on_death)
+        return self._steps(timeout, on_death)
 
-    def _steps(self, timeout: float | None) -> Iterator[int]:
+    def _steps(self, timeout: float | None, on_death: arguments.OnDeath) -> Iterator[int]:
         step: int | None = None
         # Ask this first: an owner that was started again may know of the end, but no step.
         while self._link.call("running", until=(wait := Wait(timeout)).until):
             step = self._link.step(wait.until) if step is None else step
             yield step
             try:
-                step = self.wait_step(step, timeout=timeout)
+                step = self.wait_step(step, timeout=timeout, on_death=on_death)
             except FinishedError:
                 return
 
     def finish(self) -> None:
-        """End the run, for good and on all hosts.
+        """End the run on all hosts, as on one, and for good: there is no restore.
 
-        From now on applies return False. Takes, rounds and waits for a step raise FinishedError in
-        chiefs and in workers: later ones, and those that wait now. A block that is open goes on to
-        its end first. A worker that calls its segment's `finish` ends the run in the same way.
+        A worker that calls its segment's `finish` ends the run in the same way.
         """
         self._link.call("do", "finish")
 
@@ -323,18 +318,17 @@ class AccumulatorGroup:
         self._link.call("do", "cancel")
 
     def snapshot(self, *, timeout: float | None = PATIENCE) -> GroupTaken:
-        """Return what a take would give now; consumes nothing, seals nothing, waits for no number.
+        """Return what a take of all gradients would give now; change nothing.
 
         Each living host is read at some instant during this call, not all at the same one.
 
         Raises:
-            DeadlineExceededError: A host had not answered after `timeout` seconds; names it.
+            DeadlineExceededError: A host, which is named, had not answered after `timeout` seconds.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
             FailedPreconditionError: As for `global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
         """
         wait = Wait(arguments.timeout(timeout))
-        self._link.step(wait.until)  # with parameters, a new owner learns it first
         step, parts = self._parts(wait)
         if step is None:
             raise self._link.error(NotReady())
@@ -358,7 +352,7 @@ class AccumulatorGroup:
         """Return the counters of each living host's segment, by the id of its node.
 
         Raises:
-            DeadlineExceededError: A host had not answered after `timeout` seconds; names it.
+            DeadlineExceededError: As for `snapshot`.
         """
         return self._link.ask_hosts("stats", Wait(arguments.timeout(timeout)))[2]
 
@@ -374,7 +368,7 @@ class AccumulatorGroup:
                 return step, [part for at, part in found if at == fence and part.count]
 
     def close(self) -> None:
-        """Let go of the group. It stays in the cluster, unless `unlink_on_close`.
+        """Detach. The group stays in the cluster, unless ``unlink_on_close`` was set.
 
         A round of the group that this process has open is given up; the end of its block raises.
         """
@@ -383,7 +377,7 @@ class AccumulatorGroup:
         if not self._link.closed:
             for ticket, block in OPEN.copy().items():
                 if block.link is self._link:
-                    self._link.tell("do", "leave", ticket, consume=False)
+                    self._link.send("leave", ticket, consume=False)
             self._link.closed = True
 
     def unlink(self) -> None:

@@ -18,22 +18,22 @@ import ray
 from shmacc.errors import DeadlineExceededError
 from shmacc.ray._waits import PATIENCE, left_until
 
-MOMENT = 0.2  # seconds for an answer, if the caller can do without, or asks again anyway
+MOMENT = 0.2  # seconds for an answer that the caller can do without, or will ask for again
 _BUSY = 2.0  # seconds within which a head answers unless it is away
 
 _Answer = TypeVar("_Answer")
 
 _lock = threading.Lock()
-# By head and question: when it was asked, and the answer, until a caller gets it.
+# By head and question: when it was asked, and its answer; removed when a caller gets the answer.
 _open: dict[tuple[str, str], tuple[float, Future[Any]]] = {}
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
 _hostnames: dict[str, str] = {}  # by node, also of nodes that are dead
 
 
 def soon(seconds: float) -> float:
-    """Return the time until which a caller waits that can do without an answer.
+    """Return the time (monotonic) until which to wait for an answer that is not essential.
 
-    It is counted from the oldest question that is open, so that several waits do not add up.
+    The seconds count from the oldest question that is open, so that several waits do not add up.
     """
     head, now = _head(), time.monotonic()
     with _lock:
@@ -66,7 +66,7 @@ def answer_of_head(
         found: _Answer = answer.result(left_until(end))
     except (TimeoutError, ray.exceptions.GetTimeoutError, ray.exceptions.RpcError):
         raise DeadlineExceededError(
-            "Ray's head does not answer: it is being started again, or cut off"
+            "Ray's head does not answer in time: it is busy, being started again, or cut off"
         ) from None
     with _lock:
         if _open.get(key, (0.0, None))[1] is answer:
@@ -117,5 +117,5 @@ def _head() -> str:
 def _ask(answer: Future[Any], ask: Callable[[], object]) -> None:
     try:
         answer.set_result(ask())
-    except Exception as error:  # noqa: BLE001  the caller's
+    except Exception as error:  # noqa: BLE001  the caller raises it
         answer.set_exception(error)

@@ -15,15 +15,16 @@ from typing import Any, TypeVar, cast
 import ray
 
 from shmacc._base.array_types import ValueArray
-from shmacc._base.lineage import Copy
+from shmacc._base.lineage import Copy, Lineage
 from shmacc._multihost.columns import Bytes, Piece, Rows, keep_freed_memory
 from shmacc._multihost.messages import BatchKey, Fence, Share
 from shmacc._segment.stats import Stats
 from shmacc.errors import DeadlineExceededError, FailedPreconditionError
+from shmacc.ray._copy import HostCopy, Made
 from shmacc.ray._forwarder import Incarnation, Looked, Shared
 from shmacc.ray._head import shown
 from shmacc.ray._memory import Memory
-from shmacc.ray._parts import LOST, Config, find
+from shmacc.ray._parts import LOST, Config, check_version, find, remove_names
 from shmacc.ray._shard import HostShards
 
 CONCURRENCY = {"shards": 4}
@@ -90,6 +91,7 @@ class HostActor:
 
     def _follow(self) -> None:
         """Follow one owner after the other, until it is stopped, or a later actor is known."""
+        check_version(self._config.version)
         self._memory = memory = Memory(self._config, self._shared.host, self._shared.store)
         while not self._shared.stopped.is_set():
             owner = find(self._config, "owner")
@@ -116,8 +118,8 @@ class HostActor:
         segment = None if self._memory is None else self._memory.segment
         return segment.group.stats() if segment is not None and segment.exists else None
 
-    def end(self) -> None:
-        """Stop, finish the segment, and remove its name: nobody will ever take from it."""
+    def end(self, *, undo: bool = False) -> None:
+        """Stop, and remove what the node has of the group (`Memory.end`)."""
         with self._turn:
             self._shared.stopped.set()
             thread = self._thread
@@ -125,15 +127,25 @@ class HostActor:
         if thread is not None:
             thread.join(timeout=10)
         if self._memory is not None:
-            self._memory.end()
+            self._memory.end(undo=undo)
+        elif not undo:
+            remove_names(self._config)  # those that an earlier actor of this node has made
 
     # Shards, and the copy of the parameters
+
+    @property
+    def _copy(self) -> HostCopy | None:
+        return None if self._memory is None else self._memory.copy
+
+    @_of_shards
+    def made_since(self, lineage: Lineage) -> list[Made] | None:
+        """Return the updates of this node's copy since a lineage; None: they are not all kept."""
+        return None if self._copy is None else self._copy.made_since(lineage)
 
     @_of_shards
     def state_of_copy(self) -> tuple[Copy, dict[str, ValueArray]]:
         """Return all of this node's copy of the parameters."""
-        copy = None if self._memory is None else self._memory.copy
-        if copy is None or (found := copy.state()) is None:
+        if self._copy is None or (found := self._copy.state()) is None:
             raise FailedPreconditionError(f"Node {self._shared.host} has no copy yet")
         return found
 
@@ -154,10 +166,3 @@ class HostActor:
     def values(self, shard: int, share: Share) -> Bytes:
         """Return the values that a shard has in a round, as a column."""
         return self._shards.of(shard).reduced(share).values
-
-    @_of_shards
-    def run(
-        self, shard: int, share: Share, function: Callable[..., Any], args: tuple[Any, ...]
-    ) -> Any:
-        """Return what a function returns for a shard's share of a round."""
-        return self._shards.of(shard).run(share, function, args)

@@ -9,28 +9,45 @@ import logging
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ray
 
-from shmacc._multihost.messages import AtLastStep, Fence, Finished, NotReady, Opened
+from shmacc._multihost import messages as said
+from shmacc._multihost.messages import Fence
 from shmacc._multihost.pieces import Plan
 from shmacc.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    ChiefDiedError,
     DeadlineExceededError,
     FailedPreconditionError,
     FinishedError,
     OutOfRangeError,
     ShmaccError,
+    WorkerDiedError,
 )
-from shmacc.ray._finding import find_config, find_group, make_owner
+from shmacc.ray._finding import check_unused, find_config, find_group, make_owner
 from shmacc.ray._head import kill, living_nodes, shown
-from shmacc.ray._parts import DIED, LOST, Config, State, check_connected, find, find_actor
+from shmacc.ray._parts import (
+    DIED,
+    LOST,
+    Config,
+    State,
+    check_connected,
+    find,
+    find_actor,
+    on_nodes,
+    remove_names,
+)
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
 END = 15.0  # seconds for parts to be found, and to remove their names
+_CHIEFS = 5.0  # seconds for an owner to say whether it has chiefs
+_SHORT = 1.0 + ANSWER  # seconds within which a busy owner may not answer
 _AGAIN = 0.1  # seconds until a call that failed is tried again
 
 
@@ -39,15 +56,21 @@ class Link:
 
     The first call connects, if `join` or `connect` has not. Unpickling does not: Ray unpickles a
     task's arguments, and a call of Ray in there would wait for itself.
+
+    Attributes:
+        name: The group's shared_name.
+        closed: Whether this chief has let go of the group.
+        removed: Whether this chief has removed it.
+        is_gone: Whether a call has found that the cluster has this very group no more.
     """
 
     def __init__(self, name: str) -> None:
-        self.name = name  # the group's shared_name
-        self.closed = self.removed = False  # whether the chief has let go of it, or removed it
-        self._hosts: dict[str, Any] = {}
+        self.name = name
+        self.closed = self.removed = False
+        self.is_gone: bool = False
+        self._hosts: dict[str, Any] = {}  # the actors of nodes, as far as they are known
         self._connecting = threading.Lock()
         self._config: Config | None = None  # None: not connected yet
-        self._plan: Plan
         self._owner: Any
         self._node: str
 
@@ -60,7 +83,6 @@ class Link:
         self._owner, config, self._node = make_owner(config, step, until)
         if config.copy is not None:
             LINKS.add(self)
-        self._plan = Plan(config.members, config.shards)
         self._config = config  # last: another thread may use what is above as soon as this is there
         return config
 
@@ -89,63 +111,101 @@ class Link:
         """What the group was made with."""
         return self.connect(time.monotonic() + PATIENCE)
 
+    @cached_property
+    def plan(self) -> Plan:
+        """Which row is at which shard."""
+        return Plan(self.config.members, self.config.shards)
+
     @property
     def here(self) -> str:
         """The id of this process's node."""
         return str(ray.get_runtime_context().get_node_id())
 
-    @property
-    def plan(self) -> Plan:
-        """Which row is at which shard."""
-        self.connect(time.monotonic() + PATIENCE)
-        return self._plan
-
-    def host(self, name: str, until: float | None = None) -> Any | None:
-        """Return the actor of a host; None: there is none now, and the owner makes another.
+    def host(self, node: str, until: float | None = None) -> Any | None:
+        """Return the actor of a node; None: there is none now, and the owner makes another.
 
         Without `until` it is also None if Ray's head does not say at once.
         """
-        if name not in self._hosts:
-            part = f"host {name}"
-            given = self.config
+        if node not in self._hosts:
+            part, given = f"host {node}", self.config
             found = find(given, part) if until is None else find_actor(given.actor(part), until)
             if found is not None:
-                self._hosts[name] = found
-        return self._hosts.get(name)
+                self._hosts[node] = found
+        return self._hosts.get(node)
 
-    def lost_host(self, name: str) -> None:
-        """Forget the actor of a host, which has ended: the next call of `host` looks again."""
-        self._hosts.pop(name, None)
+    def lost_host(self, node: str) -> None:
+        """Forget the actor of a node, which has ended: the next call of `host` looks again."""
+        self._hosts.pop(node, None)
 
-    def call(
-        self,
-        method: str,
-        *args: Any,
-        until: float | None = None,
-        **options: Any,
-    ) -> Any:
+    def call(self, method: str, *args: Any, until: float | None = None, **options: Any) -> Any:
         """Call the owner, or its successor, until one answers: all its methods may be repeated.
 
         Raises:
             FailedPreconditionError: The handle is closed, or the group was removed.
             DeadlineExceededError: The owner has not answered.
         """
-        if self.closed:
-            raise FailedPreconditionError("The group is closed")
-        end = time.monotonic() + PATIENCE if until is None else until
-        self.connect(end)
+        began = time.monotonic()
+        end = began + PATIENCE if until is None else until
         while True:
+            if self.closed:
+                raise FailedPreconditionError("The group is closed")
+            self.connect(end)
             try:
                 call = getattr(self._owner, method).remote(*args, **options)
                 return ray.get(call, timeout=left_until(end))
             except ray.exceptions.GetTimeoutError:
-                raise self._no_answer() from None
+                raise self._no_answer(end - began) from None
             except LOST as error:
                 if time.monotonic() > end:
-                    raise self._no_answer() from error
+                    raise self._no_answer(end - began) from error
                 time.sleep(_AGAIN)
-                if isinstance(error, DIED):
+                if isinstance(error, DIED) and not self.closed:
                     self._make_another(error, end)
+
+    def _no_answer(self, waited: float) -> DeadlineExceededError:
+        short = "the timeout was too short, or " if waited < _SHORT else ""
+        return DeadlineExceededError(
+            f"The owner of {self.name!r}, on node {shown(self._node)}, does not answer: {short}it "
+            "is stopped, or cut off"
+        )
+
+    def _make_another(self, error: Exception, until: float) -> None:
+        number = self.config.number
+        config = find_config(self.name, until)
+        if config is not None and config.number == number:
+            owner, config, node = make_owner(config, None, until)
+        if config is None or config.number != number:
+            self.is_gone = True
+            other = "" if config is None else ": another chief has made one of this name"
+            raise FailedPreconditionError(
+                f"The cluster has the group {self.name!r} of this handle no more{other}"
+            ) from error
+        self._owner, self._node = owner, node
+
+    def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
+        """Call the owner, which may keep the call until the next heartbeat of this chief."""
+        lease = self.connect(wait.until).timing.chief_lease
+        parked = min(wait.parked(), lease / 4)
+        return self.call("do", method, *args, until=wait.until, wait=parked, **options)
+
+    def until_known(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
+        """Call the owner until it has heard all nodes, and so has an answer.
+
+        Raises:
+            DeadlineExceededError: Nodes had not answered it at the end of the wait.
+        """
+        while (answer := self.wait(method, *args, wait=wait, **options)) is None:
+            if wait.is_over():
+                raise DeadlineExceededError(
+                    f"Not all nodes have answered the owner of {self.name!r}, which must know what "
+                    "copies of the parameters they have"
+                )
+        return answer
+
+    def send(self, method: str, *args: Any, **options: Any) -> None:
+        """Call the owner, if it is known, and do not wait for the answer."""
+        if self._config is not None:
+            self._owner.do.remote(method, *args, **options)
 
     def state(self, until: float | None = None) -> State:
         """Return what the owner knows: the step, how many gradients there are, hosts, counters."""
@@ -156,13 +216,8 @@ class Link:
         """Return the owner's step. With parameters, a new owner learns it first."""
         while (step := self.state(until)[0]) is None:
             if self.call("do", "has_line", until=until, wait=ANSWER) is False:
-                raise self.error(NotReady())
+                raise self.error(said.NotReady())
         return step
-
-    def lost(self, until: float | None = None) -> frozenset[str]:
-        """Return the hosts that the owner considers lost: nobody waits for anything there."""
-        lost: frozenset[str] = self.call("lost", until=until)
-        return lost
 
     def ask_hosts(self, method: str, wait: Wait) -> tuple[int | None, Fence, dict[str, Any]]:
         """Call the actors of living hosts; those that are lost meanwhile are left out.
@@ -170,13 +225,14 @@ class Link:
         Returns:
             The owner's step and fence before these calls, and the answers by node.
         """
-        step, fence, names = self.call("living", until=wait.until)
+        self.until_known("has_line", wait=wait)  # a new owner may not have heard of all hosts yet
+        step, fence, nodes = self.call("living", until=wait.until)
         found: dict[str, Any] = {}
         for _ in range(2):  # a known actor may have ended long ago: then another one is asked
-            actors = {name: self.host(name, wait.until) for name in names if name not in found}
+            actors = {node: self.host(node, wait.until) for node in nodes if node not in found}
             calls = {getattr(a, method).remote(): n for n, a in actors.items() if a is not None}
             ended = wait_for_all(list(calls), wait.until)
-            if silent := sorted(name for call, name in calls.items() if call not in ended):
+            if silent := sorted(node for call, node in calls.items() if call not in ended):
                 raise DeadlineExceededError(
                     f"Parts of {self.name!r} have not answered: those of the nodes "
                     f"{shown(*silent)}. They are stopped, or cut off"
@@ -190,61 +246,44 @@ class Link:
                     raise error.cause from None
         return step, fence, found
 
-    def tell(self, method: str, *args: Any, **options: Any) -> None:
-        """Call the owner without waiting for an answer, if it is known."""
-        if self._config is not None:
-            getattr(self._owner, method).remote(*args, **options)
-
-    def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner, which may keep the call until the next heartbeat of this chief."""
-        lease = self.connect(wait.until).timing.chief_lease
-        parked = min(wait.parked(), lease / 4)
-        return self.call("do", method, *args, until=wait.until, wait=parked, **options)
-
-    def error(self, answer: Finished | AtLastStep | NotReady) -> ShmaccError:
-        """Return the error for an answer that there is no round, or no step."""
+    def error(self, answer: Any) -> ShmaccError:
+        """Return the error for an answer of the owner that ends a wait."""
+        name = self.name
+        kind: type[ShmaccError] = FailedPreconditionError
         match answer:
-            case Finished():
-                return FinishedError(
-                    f"The group {self.name!r} is finished: there are no more rounds"
+            case said.Died(losses):
+                return _worker_died(losses)
+            case said.Conflict(contributor, hosts):
+                kind, (one, two) = AlreadyExistsError, map(shown, hosts)
+                text = (
+                    f"Contributor {contributor} was accepted on hosts {one} and {two}, and was on "
+                    "two hosts before: processes on both apply as this contributor. End one"
                 )
-            case AtLastStep():
-                return OutOfRangeError("The global step is 2**63 - 1 and cannot move on")
-        if self.config.parameters is not None:
-            return FailedPreconditionError(
-                f"No node has a copy of the parameters {self.config.parameters!r} any more: "
-                "restore a saved state"
-            )
-        return FailedPreconditionError(
-            f"The owner of {self.name!r} was started again and does not know the step: "
-            "call set_global_step with that of your parameters"
-        )
+            case said.Ended():
+                kind, why = CancelledError, "this process was silent for too long"
+                text = f"The wait for a round of {name!r} was ended: by cancel(), or because {why}"
+            case said.Finished():
+                kind, text = FinishedError, f"The group {name!r} is finished: it has no more rounds"
+            case said.Chiefless():
+                kind, when = ChiefDiedError, "in its round or while it waited for one"
+                text = f"The last chief of {name!r} was lost, {when}, and no other one has come"
+            case said.AtLastStep():
+                kind, text = OutOfRangeError, "The global step is 2**63 - 1 and cannot move on"
+            case said.NotReady() if (copies := self.config.parameters) is not None:
+                text = f"No node has a copy of the parameters {copies!r} any more: restore a state"
+            case _:
+                text = (
+                    f"The owner of {name!r} was started again and does not know the step: call "
+                    "set_global_step with that of your parameters"
+                )
+        return kind(text)
 
-    def _no_answer(self) -> DeadlineExceededError:
-        return DeadlineExceededError(
-            f"The owner of {self.name!r}, on node {shown(self._node)}, does not answer: it "
-            "is stopped, or cut off"
-        )
-
-    def _make_another(self, error: Exception, until: float) -> None:
-        if self.closed:
-            raise FailedPreconditionError("The group is closed") from error
-        number = self.config.number
-        config = find_config(self.name, until)
-        if config is not None and config.number == number:
-            owner, config, node = make_owner(config, None, until)
-        if config is None or config.number != number:
-            other = "" if config is None else ": another chief has made one of this name"
-            raise FailedPreconditionError(
-                f"The cluster has the group {self.name!r} of this handle no more{other}"
-            ) from error
-        self._owner, self._node = owner, node
-
-    def end(self) -> list[str]:
+    def end(self, *, undo: bool = False) -> list[str]:
         """Remove the group; return the nodes that have not said that they removed its names.
 
-        The owner ends last: until then no other chief can make one. A group that another chief has
-        made in place of this one stays.
+        With `undo` what nodes had before the group stays (`Memory.end`). The owner ends last: until
+        then no other chief can make one. A group that another chief has made in place of this one
+        stays.
         """
         until = time.monotonic() + END
         config = self.connect(until)
@@ -257,46 +296,70 @@ class Link:
         for stopped in wait_for_all([self._owner.stop.remote()], time.monotonic() + ANSWER):
             with contextlib.suppress(*LOST):
                 without = ray.get(stopped)
-        actors: dict[str, Any | None] = dict.fromkeys(living_nodes(config.hosts, until))
+        nodes, actors = living_nodes(config.hosts, until), dict[str, Any]()
         self._hosts.clear()  # an actor that is known may have ended, and another one be there
-        for node in actors:
+        for node in nodes:
             with contextlib.suppress(DeadlineExceededError):  # then its names may be left
                 actors[node] = self.host(node, until - END / 2)
-        left = actors.keys() - without
-        calls = {actor.end.remote(): node for node, actor in actors.items() if actor is not None}
+        left, absent = nodes - without, {node for node, actor in actors.items() if not actor}
+        calls = {actor.end.remote(undo=undo): node for node, actor in actors.items() if actor}
         for call in wait_for_all(list(calls), until):
-            with contextlib.suppress(*LOST, ray.exceptions.RayTaskError):
+            try:
                 ray.get(call)
                 left.discard(calls[call])
-        for actor in actors.values():
-            if actor is not None:
-                kill(actor)
-        kill(self._owner)
+            except LOST:
+                absent.add(calls[call])
+            except ray.exceptions.RayTaskError:
+                pass
+        if not undo and (absent := absent & left):  # their actors were to be started again
+            with contextlib.suppress(DeadlineExceededError):
+                until = time.monotonic() + END / 3
+                left -= on_nodes(absent, remove_names, config, until=until).keys()
+        for actor in (*filter(None, actors.values()), self._owner):
+            kill(actor)
         return sorted(left)
 
 
-def end_group(config: Config, until: float) -> None:
-    """Remove a group that this process may have no link to."""
-    link = Link(config.name)
-    link.join(config, None, until)
-    link.end()
+def _worker_died(losses: tuple[said.Loss, ...]) -> WorkerDiedError:
+    hosts = [loss.host for loss in losses if not loss.pids]
+    workers = [
+        f"pid {pid} of {shown(loss.host)}, {reason}"
+        for loss in losses
+        for pid, reason in zip(loss.pids, loss.reasons, strict=True)
+    ]
+    what = [f"Hosts were lost: {shown(*hosts)}"] if hosts else []
+    if workers:
+        what += [f"Processes that apply gradients are gone: {'; '.join(workers)}"]
+    return WorkerDiedError(f"{'. '.join(what)}. Nothing was consumed").with_fields(
+        pids=tuple(pid for loss in losses for pid in loss.pids),
+        reasons=tuple(reason for loss in losses for reason in loss.reasons),
+        contributors=tuple(who for loss in losses for who in loss.contributors),
+    )
+
+
+def replace(names: list[str], groups: list[Config], until: float) -> set[str]:
+    """Remove groups, so that others can have their names and these; return the living nodes.
+
+    Raises:
+        FailedPreconditionError: A living process has something of them attached, or is a chief that
+            waits for a round or has one. Nothing was removed.
+    """
+    nodes, own = living_nodes(None, until), [group.name for group in groups]
+    check_unused([*dict.fromkeys([*names, *own])], own, nodes, until)
+    for group in groups:  # a chief has no segment attached
+        owner = find_actor(group.actor("owner"), until)
+        with contextlib.suppress(*LOST, ray.exceptions.GetTimeoutError):
+            if owner and (chiefs := ray.get(owner.do.remote("chiefs"), timeout=_CHIEFS)):
+                raise FailedPreconditionError(
+                    f"{chiefs} chiefs wait for a round of the group {group.name!r}, or have one. "
+                    "Nothing was replaced"
+                )
+    for group in groups:
+        link = Link(group.name)
+        link.join(group, None, until)
+        link.end()
+    return nodes
 
 
 LINKS: "weakref.WeakSet[Link]" = weakref.WeakSet()
 """This process's links to groups with parameters."""
-
-
-@dataclass(eq=False)
-class OpenBlock:
-    """A round that this process has open."""
-
-    link: Link
-    ticket: str
-    thread: threading.Thread  # that entered it; itself, since a later one may get its number
-    taken: Opened
-    given: Any  # what the block was given
-    updated: bool = False  # whether an update was made, or may have been
-    kept: Any = None  # the update, which nodes that are late can get
-
-
-OPEN: dict[str, OpenBlock] = {}  # this process's, by ticket

@@ -6,8 +6,11 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
+import ray
+
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._base import names
+from shmacc._base.lineage import NO_COPY, Copy
 from shmacc._multihost.messages import Timing
 from shmacc._multihost.pieces import Plan
 from shmacc._parameters import copies
@@ -22,16 +25,16 @@ from shmacc.errors import (
 )
 from shmacc.ray._finding import find_config, groups_of, warn_of_left
 from shmacc.ray._head import living_nodes, shown
-from shmacc.ray._link import Link, end_group
-from shmacc.ray._parameters import Parameters, begin_line, parameters_of
+from shmacc.ray._link import Link, replace
+from shmacc.ray._parameters import Parameters, parameters_of, replace_copies
 from shmacc.ray._parts import Config, check_connected, counters_of
-from shmacc.ray._waits import ANSWER
+from shmacc.ray._waits import ANSWER, Wait, left_until
 
 _logger = logging.getLogger("shmacc")
 
 _START = 120.0  # seconds for a group to be made: for all nodes to have their segments
 _LOOK = 0.05  # seconds between two looks for a change
-_OWN = 20.0  # seconds until the copy of the chief's node is one of the line
+_OWN = 20.0  # seconds until the copy of the chief's node is in line
 
 
 def make(
@@ -71,37 +74,54 @@ def make(
     del kept["unlink_on_close"], kept["inherits"]  # the chief removes the names on all nodes
     number = uuid.uuid4().int >> 65
     config = Config(shared_name, specs, reduction, kept, found, nodes, given, number, copy)
-    link = _joined(config, params, until)
+    link = _joined(config, until)
+    is_new = link.config.number == number
     try:
+        theirs, best = _wait_for_hosts(link, wanted, until, is_new=is_new, begun=False), ""
+        if copy is not None and theirs:
+            best = _best_copy(link, theirs, refuses_others=copy.if_exists == "error")
+        if is_new:
+            _check_alone(config, until)  # of groups made at once none may begin beside another
+        link.call("begin")
         if params is not None:
-            begin_line(link, params, until)
-        _wait_for_hosts(link, wanted, until, is_new=link.config.number == config.number)
+            _begin_line(link, params, best, until)
+        _wait_for_hosts(link, wanted, until, is_new=is_new, begun=True)
         if params is not None:
             _wait_for_own_copy(link, params, time.monotonic() + _OWN)
     except BaseException:
-        if link.config.number == number:  # this call has made the group
-            warn_of_left(shared_name, link.end())
+        if is_new:
+            warn_of_left(shared_name, link.end(undo=True))
         raise
     return link
 
 
-def _joined(config: Config, params: Parameters | None, until: float) -> Link:
+def _joined(config: Config, until: float) -> Link:
     """Return the link to a new group, or to the one of its name."""
-    if_exists = config.options["if_exists"]
-    existing = find_config(config.name, until)
+    name, if_exists = config.name, config.options["if_exists"]
+    taken = AlreadyExistsError(f"The cluster has a group {name!r} already")
+    existing = find_config(name, until)
     if existing is not None and if_exists == "error":
-        raise _exists(config.name)
-    if existing is not None and if_exists == "replace":
-        end_group(existing, until)
+        raise taken.with_fields(shared_name=name)
+    _check_alone(config, until)
+    if if_exists == "replace":
+        replace([name], [] if existing is None else [existing], until)
         existing = None
-    if params is not None:
-        _check_alone(params, config.name, until)
-    link = Link(config.name)
+    link = Link(name)
     link.join(existing or config, None if existing else 0, until)
     if if_exists == "error" and link.config.number != config.number:
-        raise _exists(config.name)  # another chief has made it since: Ray gave its owner the name
+        raise taken.with_fields(shared_name=name)  # another chief has made it since the look
     _check_differences(link.config, config)
     return link
+
+
+def _check_alone(config: Config, until: float) -> None:
+    """Refuse parameters of another group than this one: two owners would change them."""
+    for other in groups_of(config.parameters, until) if config.parameters else ():
+        if other.name != config.name:
+            raise FailedPreconditionError(
+                f"The parameters {config.parameters!r} belong to the group {other.name!r} "
+                "already: remove that first (unlink)"
+            )
 
 
 def _chosen_nodes(hosts: object, until: float) -> frozenset[str] | None:
@@ -117,29 +137,13 @@ def _chosen_nodes(hosts: object, until: float) -> frozenset[str] | None:
     return frozenset(ids)
 
 
-def _check_alone(params: Parameters, name: str, until: float) -> None:
-    """Refuse parameters of another group than this one: two owners would change them."""
-    for other in groups_of(params.shared_name, until):
-        if other.name != name:
-            raise FailedPreconditionError(
-                f"The parameters {params.shared_name!r} belong to the group {other.name!r} "
-                "already: remove that first (unlink)"
-            )
-
-
-def _exists(name: str) -> AlreadyExistsError:
-    error = AlreadyExistsError(f"The cluster has a group {name!r} already")
-    return error.with_fields(shared_name=name)
-
-
 def _check_differences(existing: Config, asked: Config) -> None:
     """Refuse a group whose members, or lanes or capacity if given, are not those asked for."""
     pairs: list[tuple[str, object, object]] = [
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))
         for name in sorted(existing.members.keys() | asked.members.keys())
     ]
-    own, wanted = (each.parameters for each in (existing, asked))
-    pairs.append(("parameters", own, wanted))
+    pairs.append(("parameters", existing.parameters, asked.parameters))
     for option, default in ("lanes", 1), ("capacity", None):
         if (limit := asked.options[option]) is not None:
             pairs.append((option, existing.options[option] or default, limit))
@@ -151,21 +155,29 @@ def _check_differences(existing: Config, asked: Config) -> None:
             ).with_fields(what=what, existing=str(have), asked=str(want))
 
 
-def _wait_for_hosts(link: Link, nodes: set[str], until: float, *, is_new: bool) -> None:
+def _wait_for_hosts(
+    link: Link, nodes: set[str], until: float, *, is_new: bool, begun: bool
+) -> dict[str, Copy | None]:
     """Wait for the segments of nodes, but not of nodes that meanwhile turn out to be dead.
 
-    An earlier group also goes on without other nodes that have a problem. Ray needs 12 to 17 s to
-    see that a node is dead.
+    Before the group has `begun`, nodes change nothing: wait until they can have a segment, and
+    return what copies of the parameters they have; nothing if another chief has begun the group.
+
+    An existing group goes on without other nodes that have a problem. Ray needs 12 to 17 s to see
+    that a node is dead.
     """
     name = link.name
     while True:
         hosts = link.state(until + ANSWER)[2]
-        # Without parameters a node enrols when it has its segment; with them it gets a copy first.
-        known = link.config.copy is None
-        ready = {n for n, host in hosts.items() if host.alive and (known or host.step is not None)}
-        missing = sorted(nodes - ready)
-        if not missing:
-            return
+        # With parameters a node has its copy before it has a step.
+        ready: dict[str, Copy | None] | None = {
+            node: None for node, host in hosts.items() if host.alive and host.step is not None
+        }
+        if not begun:
+            ready = link.call("checked", until=until + ANSWER)
+        if ready is None or nodes <= ready.keys():
+            return ready or {}
+        missing = sorted(nodes - ready.keys())
         for node in missing:
             if node in hosts and (problem := hosts[node].problem) is not None:
                 text = f"Node {shown(node)} cannot have its segment of {name!r}: {problem}"
@@ -182,16 +194,77 @@ def _wait_for_hosts(link: Link, nodes: set[str], until: float, *, is_new: bool) 
         nodes = nodes & living_nodes(None)
 
 
+def _best_copy(link: Link, found: Mapping[str, Copy | None], *, refuses_others: bool) -> str:
+    """Return the node with the copy that a new group goes on with: the furthest; else this node.
+
+    Of copies that groups have changed, only the latest count: the owner will learn one of these.
+
+    Args:
+        link: The group's.
+        found: What each node has.
+        refuses_others: Whether to refuse a copy of another node.
+
+    Raises:
+        AlreadyExistsError: Another node has a copy, and `refuses_others` is set.
+    """
+    name, here = link.config.parameters, link.here
+    trained = {
+        node: each for node, each in found.items() if each and (each.step or each.lineage.term)
+    }
+    latest = max((each.lineage for each in trained.values()), default=None)
+    leads = {n: each for n, each in trained.items() if each.lineage in {latest, NO_COPY.lineage}}
+    best = max(leads, key=lambda n: (leads[n].step, leads[n].lineage, n == here), default=here)
+    others = sorted(trained.keys() - {here})
+    if refuses_others and others:
+        raise AlreadyExistsError(
+            f"Node {shown(others[0])} has a copy of {name!r} already, at step "
+            f'{trained[others[0]].step}, and if_exists is "error"'
+        ).with_fields(shared_name=name)
+    lost = [n for n in trained if NO_COPY.lineage in {trained[n].lineage, leads[best].lineage}]
+    if lost := sorted(set(lost) - {best}):
+        what = ", ".join(f"{shown(node)} at step {trained[node].step}" for node in lost)
+        replaces = f'; it replaces the one of {what}. To begin anew instead: if_exists="replace"'
+    if lost or (best != here and here not in trained):
+        _logger.warning(
+            "%r goes on with the copy of node %s, at step %d%s",
+            name,
+            shown(best),
+            trained[best].step,
+            replaces if lost else "",
+        )
+    return best
+
+
+def _begin_line(link: Link, params: Parameters, best: str, until: float) -> None:
+    """Make the copy of the `best` node, or else this node's, the first of a new line.
+
+    Nothing is to be done if the owner has learned a line that has this copy.
+
+    Raises:
+        DeadlineExceededError: Not all nodes have answered the owner.
+    """
+    wait = Wait(until - time.monotonic())
+    has_line = link.until_known("has_line", wait=wait)
+    copy, state = copies.state(params)
+    if best not in {"", link.here} and (actor := link.host(best, until)) is not None:
+        copy, state = ray.get(actor.state_of_copy.remote(), timeout=left_until(until))
+    if not has_line or (best and not copy.lineage.term):
+        replace_copies(link, state, wait, only_first=not has_line)
+
+
 def _wait_for_own_copy(link: Link, params: Parameters, until: float) -> None:
-    """Wait until this chief's copy is in the line: it is the one that its node's actor changes.
+    """Wait until this chief's copy is in line: so it is the one that its node's actor changes.
 
     Raises:
         FailedPreconditionError: The actor changes an earlier copy, whose name was removed.
     """
     while not copies.look(params).lineage.term:
-        if time.monotonic() > until:
+        own = link.state()[2].get(link.here)
+        problem = None if own is None else own.problem
+        if problem or time.monotonic() > until:
             raise FailedPreconditionError(
                 f"The group {link.name!r} does not change these parameters {params.shared_name!r}, "
                 "but earlier ones, whose name was removed: remove the group, too (unlink)"
+                f"{f'; {problem}' if problem else ''}"
             )
         time.sleep(_LOOK)

@@ -33,6 +33,8 @@ COUNTERS = (
     "gradients",  # in these batches
     "bytes",  # in these batches
     "resent",  # pieces sent again, since their shard was lost
+    "followed",  # updates that other nodes had made without this one
+    "copied",  # whole copies of the parameters that it got from other nodes
     "rounds",  # rounds that consumed these batches
     "resets",  # how often the segment was emptied without a round of this host
     "deaths",  # workers that died or failed
@@ -91,6 +93,8 @@ class Memory:
     def __init__(self, config: Config, host: str, store: ObjectStore) -> None:
         self._config, self._store = config, store
         is_ours, kept = self._earlier()
+        self._was_there = bool(kept)  # whether the node had counters
+        self._made = False  # whether the segment was made here
         self.counters = SharedArrays(
             dict.fromkeys(COUNTERS, np.int64(0)) | kept,
             counters_of(config.name),
@@ -103,14 +107,16 @@ class Memory:
         try:
             self.counters["starts"][...] += 1
             if config.copy is not None:
-                is_earlier = self.counters["copy"] != config.number
-                replace = config.copy.replace and host != config.copy.home and bool(is_earlier)
-                self.copy = HostCopy(config, config.copy, host, replace=replace)
+                is_earlier = bool(self.counters["copy"] != config.number)
+                replace = (
+                    is_earlier and config.copy.if_exists == "replace" and host != config.copy.home
+                )
+                self.copy = HostCopy(config, config.copy, host, self.counters, replace=replace)
                 self.counters["copy"][...] = config.number
             if config.copy is None or self._is_there():
                 self.segment.make()
         except BaseException:
-            if not is_ours:
+            if not self._was_there:
                 self.counters.unlink()
             self.close()
             raise
@@ -128,7 +134,7 @@ class Memory:
     def _is_there(self) -> bool:
         """Whether the node has a segment that the group goes on with."""
         is_earlier = self.counters["group"] != self._config.number
-        if is_earlier and self._config.options["if_exists"] == "replace":
+        if is_earlier and self._config.options.get("if_exists") == "replace":
             return False
         try:
             HostGroup.attach(self._config.name, owners=self._config.options["owners"]).close()
@@ -142,6 +148,7 @@ class Memory:
         """Make the segment, or go on with that of an earlier forwarder of the same group."""
         config, options = self._config, dict(self._config.options)
         is_ours = bool(self.counters["group"] == config.number)
+        self._made = not self._is_there()
         if is_ours:
             options["if_exists"] = "attach"
         group = HostGroup(config.members, config.name, reduction_type=config.reduction, **options)
@@ -157,12 +164,20 @@ class Memory:
         self.counters["group"][...] = config.number  # last: now the segment is this group's
         return group
 
-    def end(self) -> None:
-        """Finish the segment, and remove its name and the counters': nobody will take from it."""
-        if self.segment.exists:
+    def end(self, *, undo: bool = False) -> None:
+        """Finish the segment, and remove its name and the counters': nobody will take from it.
+
+        Args:
+            undo: Whether the group was not made after all: what was there before stays, and a copy
+                that was made for it goes, too.
+        """
+        if self.segment.exists and (self._made or not undo):
             self.segment.group.finish()
             self.segment.group.unlink()
-        self.counters.unlink()
+        if not (undo and self._was_there):  # counters of before have a promise to keep
+            self.counters.unlink()
+        if self.copy is not None:
+            self.copy.end(undo=undo)
         self.close()
 
     def close(self) -> None:

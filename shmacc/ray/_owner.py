@@ -12,13 +12,14 @@ from typing import Any
 
 import ray
 
+from shmacc._base.lineage import Copy
 from shmacc._multihost.messages import Fence, Order, Report, Staging, Waiting
 from shmacc._multihost.owner import OwnerCore
 from shmacc._multihost.rounds import TERM_BITS
-from shmacc.errors import DeadlineExceededError
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError
 from shmacc.ray._head import kill, living_nodes, shown
 from shmacc.ray._host import CONCURRENCY, HostActor
-from shmacc.ray._parts import LOST, Config, HostState, State, make_actor
+from shmacc.ray._parts import DIED, LOST, Config, HostState, State, make_actor, why_not
 
 _LOOK_FOR_NODES = 2.0
 _AGAIN = 0.2  # seconds until a host actor that has ended is started again
@@ -53,6 +54,11 @@ class OwnerActor:
         self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # makes them
         self._problems: dict[str, str] = {}  # from node to why it has no part in the group
         self._since: dict[str, float] = {}  # when each node was first seen alive
+        self._checked: dict[str, Copy | None] = {}  # what nodes have that can take part
+        self._stopped = False
+        self._begun = asyncio.Event()
+        if step is None:
+            self._begun.set()
 
     async def config(self) -> Config:
         return self._config
@@ -64,9 +70,13 @@ class OwnerActor:
 
     # Forwarders
 
-    async def enrol(self, host: str) -> int:
-        """See `OwnerCore.enrol`."""
+    async def enrol(self, host: str, copy: Copy | None) -> int:
+        """See `OwnerCore.enrol`. Waits for `begin`: until then no node changes what it has."""
         self._start()
+        self._checked[host] = copy
+        await self._begun.wait()
+        if self._stopped:
+            raise FailedPreconditionError("The group is being removed")
         incarnation = self._core.enrol(host, time.monotonic())
         self._problems.pop(host, None)
         self._wake()
@@ -102,6 +112,14 @@ class OwnerActor:
             await self._park(wait, lambda: isinstance(answer(), Waiting | Staging | None))
             found = answer()
         return found
+
+    async def checked(self) -> dict[str, Copy | None] | None:
+        """Return the nodes that can take part, with their copies; None: the group has begun."""
+        return None if self._begun.is_set() else self._checked
+
+    async def begin(self) -> None:
+        """Begin, unless this has been done: the nodes have been checked."""
+        self._begun.set()
 
     async def running(self) -> bool:
         return not self._core.finished
@@ -145,6 +163,8 @@ class OwnerActor:
         Returns:
             The nodes whose actors failed, so that they have no part in the group.
         """
+        self._stopped = True
+        self._begun.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.to_thread(self._pool.shutdown)  # nobody would end an actor made later
@@ -176,7 +196,8 @@ class OwnerActor:
                     alive = set(kept)
                 self._core.list_hosts(frozenset(alive - self._problems.keys()), time.monotonic())
                 self._wake()
-                self._end_unheard(time.monotonic())
+                if self._begun.is_set():
+                    self._end_unheard(time.monotonic())
                 for node in alive - kept.keys():
                     self._since[node] = time.monotonic()
                     kept[node] = asyncio.ensure_future(self._keep(node))
@@ -203,7 +224,7 @@ class OwnerActor:
         """Run the actor of a node. When it ends, start another, each time after a longer pause."""
         pause = _AGAIN
         while True:
-            began = time.monotonic()
+            began, enrolled = time.monotonic(), True
             try:
                 # In a thread: this needs an answer of Ray's head, which may be away.
                 made = asyncio.get_running_loop().run_in_executor(self._pool, self._make, node)
@@ -211,19 +232,23 @@ class OwnerActor:
                 await actor.serve.remote()
                 await asyncio.to_thread(kill, actor)  # the owner knows a later actor of the node
             except ray.exceptions.RayTaskError as error:
-                self._problems[node] = f"{type(error.cause).__name__}: {error.cause}"
-                _logger.warning(
-                    "Node %s has no part in the group: %s", shown(node), self._problems[node]
-                )
+                self._leave_out(node, f"{type(error.cause).__name__}: {error.cause}")
                 await asyncio.to_thread(kill, actor)
             # Its process has died; or Ray did not place it, since some node was not known; or Ray's
             # head is away. ValueError: an actor of this name ended just now.
-            except (*LOST, ValueError, DeadlineExceededError):
-                pass
+            except (*LOST, ValueError, DeadlineExceededError) as error:
+                enrolled = node in self._checked or not isinstance(error, DIED)
             except Exception:
                 _logger.exception("The actor of node %s is made again", shown(node))
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
+            if not enrolled and (why := await asyncio.to_thread(why_not, node)):
+                self._leave_out(node, why)
+                pause = _AT_MOST  # each actor that dies there is a page of Ray's output
             await asyncio.sleep(pause)
+
+    def _leave_out(self, node: str, problem: str) -> None:
+        self._problems[node] = problem
+        _logger.warning("Node %s has no part in the group: %s", shown(node), problem)
 
     def _make(self, node: str) -> Any:
         """Make the actor of a node, or find the one that an earlier owner has made."""

@@ -13,32 +13,35 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shmacc import optim
 from shmacc._base.array_types import ValueArray
-from shmacc._multihost.messages import AtLastStep, Refused, Staging, Told
+from shmacc._multihost.messages import AtLastStep, Ended, Refused, Staging, Told
 from shmacc._parameters import changes, copies
 from shmacc._parameters.change_checks import Asked
 from shmacc._parameters.new_arrays import Optimizers
 from shmacc._parameters.parameters import Parameters as LocalParameters
-from shmacc._segment.options import IfExists, Owners
+from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values import arguments
-from shmacc._values.specs import TensorSpec
+from shmacc._values.specs import OVER_HOSTS, TensorSpec
 from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     ShmaccError,
 )
 from shmacc.ray._finding import groups_of, warn_of_left
-from shmacc.ray._head import answer_of_head, living_nodes, shown
-from shmacc.ray._link import LINKS, OPEN, Link, OpenBlock, end_group
-from shmacc.ray._parts import CopyConfig, Source, check_connected
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait, wait_for_all
+from shmacc.ray._head import living_nodes, shown
+from shmacc.ray._link import LINKS, Link, replace
+from shmacc.ray._parts import CopyConfig, Source, check_connected, on_nodes
+from shmacc.ray._round import OPEN, Round, resume
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait
 
+_LOOK = 0.02  # seconds between two looks at this node's copy
 _REMOVAL = 30.0  # seconds for nodes to remove their copies' names
+_NO_NAME = 1, 1  # no owner gives an update this name: the terms of owners are times
 _SAME_POWER = -0.5  # of FTRL: other powers differ in last bits from processor to processor
 
 
@@ -46,21 +49,14 @@ class Parameters(LocalParameters):
     """Named arrays and tables that only updates change, with a copy on every node.
 
     For the chief; workers attach to `shmacc.Parameters` of this name on their own node. They belong
-    to the `AccumulatorGroup` that is made of their `member_specs`, and reach all nodes of it::
-
-        params = shmacc.ray.Parameters(table, "table", optimizer=shmacc.optim.Adagrad(0.05))
-        group = shmacc.ray.AccumulatorGroup(params.member_specs(sparse=["table"]), "model")
-        with group.round(96) as taken:
-            params.update(taken)
+    to the `AccumulatorGroup` that is made of their `member_specs`, and reach all nodes of it.
 
     Everything is as for `shmacc.Parameters`, except for what is said here. An update that has been
     told to the chief is kept as long as one node lives that has it. Its round is never given up: if
     the chief dies afterwards, or raises, the owner ends the round.
     """
 
-    _mode: int | None = None
-    _allowed: Owners = "mine"
-    _replaces = False
+    _how: tuple[int | None, Owners, IfExists, int | None] = None, "mine", "attach", None
     _removes = False
 
     def __init__(
@@ -72,12 +68,14 @@ class Parameters(LocalParameters):
         mode: int | None = None,
         owners: Owners = "mine",
         if_exists: IfExists = "attach",
+        keep: int | None = None,
         unlink_on_close: bool = False,
     ) -> None:
         """Create this node's copy, or attach to it. The group makes those of the other nodes.
 
-        If a node has a copy from earlier, the one with the most updates leads, and `contents` are
-        what there is to agree with, as on one host.
+        If a node has a copy from earlier, the group goes on with the furthest one, and `contents`
+        are what there is to agree with, as on one host. A warning (logger ``shmacc``) says which,
+        and which it replaces.
 
         Args:
             contents: As for ``shmacc.Parameters``.
@@ -86,8 +84,13 @@ class Parameters(LocalParameters):
                 powers differ in last bits from processor to processor.
             mode: As there.
             owners: As there.
-            if_exists: As there, on every node. "replace" also removes an earlier group that belongs
-                to parameters of this name.
+            if_exists: As there, on every node, though the group's constructor raises what "error"
+                finds on others. "replace" also removes an earlier group that belongs to parameters
+                of this name; nothing is removed while a living process has anything of it attached,
+                or a chief waits for a round.
+            keep: The most bytes of the last updates that each node keeps in Ray's object store, for
+                nodes that have missed them: others get a whole copy, and rounds wait meanwhile.
+                None, and at most: a quarter of the copy's bytes.
             unlink_on_close: Whether `close` removes the copies of all nodes.
 
         Raises:
@@ -98,39 +101,47 @@ class Parameters(LocalParameters):
         check_connected()
         if not shared_name:
             raise InvalidArgumentError("Parameters over hosts need a shared_name")
-        given = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
-        for each in given:
+        kept = arguments.limit(keep, "keep", 1 << 62)
+        for each in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]:
             if isinstance(each, optim.Ftrl) and each.learning_rate_power != _SAME_POWER:
                 raise InvalidArgumentError(
                     f"Over hosts the learning_rate_power of Ftrl must be {_SAME_POWER}, but is "
                     f"{each.learning_rate_power}: processors round other powers differently"
                 )
-        if if_exists == "replace":  # its actors have what is there
+        given: Any = {"mode": mode, "owners": owners, "if_exists": if_exists}
+        super().__init__(contents, shared_name, optimizer=optimizer, **given)
+        self._how, self._removes = (mode, owners, if_exists, kept), bool(unlink_on_close)
+
+    def _open(
+        self, members: Any, shared_name: Any, options: Options, *args: Any, **of: Any
+    ) -> None:
+        """As on one host; "replace" removes what all nodes have, once everything is checked."""
+        if options.if_exists == "replace":
             until = time.monotonic() + PATIENCE
-            for config in groups_of(shared_name, until):
-                end_group(config, until)
-        super().__init__(
-            contents,
-            shared_name,
-            optimizer=optimizer,
-            mode=mode,
-            owners=owners,
-            if_exists=if_exists,
-        )
-        self._mode, self._allowed = mode, owners
-        self._replaces, self._removes = if_exists == "replace", bool(unlink_on_close)
+            nodes = replace([shared_name], groups_of(shared_name, until), until)
+            _unlink_on(shared_name, nodes, until)
+        try:
+            super()._open(members, shared_name, options, *args, **of)
+        except InvalidArgumentError as error:
+            if getattr(error, "what", None) is None:
+                raise
+            differs = str(error).partition(". If the existing one")[0]  # a node's actor may have it
+            raise InvalidArgumentError(
+                f'{differs}. if_exists="replace" begins anew on all nodes, and ends a group of '
+                "theirs; or use another shared_name"
+            ).with_fields(**error.__dict__) from None
 
     def member_specs(self, sparse: Any = ()) -> dict[str, TensorSpec]:
         """As for ``shmacc.Parameters``; a group of ``shmacc.ray`` then belongs to these."""
         specs = super().member_specs(sparse)
         _MADE[self._token] = self
+        OVER_HOSTS.add(self._token)
         return specs
 
     def copy_config(self) -> CopyConfig:
         """Return what every node's copy is like."""
         home = ray.get_runtime_context().get_node_id()
-        own = self.shared_name, copies.recipe(self), self._mode, self._allowed
-        return CopyConfig(*own, home, self._replaces)
+        return CopyConfig(self.shared_name, copies.recipe(self), home, *self._how)
 
     def _round_of(self, taken: Any) -> tuple[Any, changes.OpenRound]:
         mine, name = OPEN.copy().values(), self.shared_name
@@ -139,7 +150,7 @@ class Parameters(LocalParameters):
 
     def _commit(
         self,
-        block: OpenBlock,  # type: ignore[override]  # the round is over many hosts
+        block: Round,  # type: ignore[override]  # the round is over many hosts
         found: changes.OpenRound,
         asked: Asked,
         rates: Mapping[str, float],
@@ -151,17 +162,31 @@ class Parameters(LocalParameters):
         update = copies.prepare(
             self, found.means, found.step, asked, rates, timeout, members=found.members
         )
-        block.kept = ray.put(update)  # nodes that are late get it until the end of the block
+        checked = copies.look(self, timeout).lineage
+        try:  # check the update here: so the owner need not wait until this node's actor has
+            copies.make(self, update, _NO_NAME, checked, timeout, only_check=True)
+        except FailedPreconditionError:
+            pass  # the copy has changed meanwhile: the owner decides what becomes of the update
+        except (InvalidArgumentError, ResourceExhaustedError) as error:
+            raise _refusal(Refused(link.here, error)) from None
+        block.kept = ray.put(update)  # late nodes can get it until the end of the block
         block.updated = True
         try:
             given = block.ticket, Source(block.kept), update.size
-            refused = _change(link, "update", *given, wait=wait)
+            refused = _change(link, "update", *given, wait=wait, block=block, checked=checked)
         except DeadlineExceededError:
-            block.updated = False  # it was dropped: the round is as it was
+            block.updated = False  # the update was dropped: the round is as before
             raise
         if refused is not None:
             block.updated = refused.committed
             raise _refusal(refused)
+        # If an owner has died, this node may still have to get another node's copy.
+        while self.step <= block.taken.step:
+            if wait.is_over():
+                raise FailedPreconditionError(
+                    "The update was made, but this node's copy does not have it yet: the owner died"
+                )
+            time.sleep(_LOOK)
         return True
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
@@ -194,7 +219,7 @@ class Parameters(LocalParameters):
             )
         if any(block.link is link for block in OPEN.copy().values()):
             raise FailedPreconditionError("Restore outside of a round: this process has one open")
-        _restore(link, state, wait, only_first=False)
+        replace_copies(link, state, wait, only_first=False)
 
     def _to_load(self, _: Mapping[str, ValueArray]) -> tuple[Any, ...]:
         raise FailedPreconditionError(
@@ -208,20 +233,8 @@ class Parameters(LocalParameters):
         A node that cannot be reached within 30 s keeps its name: a warning (logger ``shmacc``) says
         so.
         """
-        name, until = self.shared_name, time.monotonic() + _REMOVAL
-        nodes = living_nodes(None, until)
-
-        def ask() -> dict[Any, str]:
-            """Start a task on each node: Ray asks its head about a function that is new to it."""
-            kind = ray.remote(num_cpus=0)(_unlink)
-            on = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
-            return {kind.options(scheduling_strategy=on[n]).remote(name): n for n in nodes}
-
-        calls: dict[Any, str] = {}
-        with contextlib.suppress(DeadlineExceededError):
-            calls = answer_of_head(f"end of {name}", ask, until - _REMOVAL / 2)
-        ended = wait_for_all(list(calls), until)
-        warn_of_left(name, sorted(nodes - {calls[call] for call in ended}))
+        until = time.monotonic() + _REMOVAL
+        _unlink_on(self.shared_name, living_nodes(None, until), until)
         super().unlink()
 
     def close(self) -> None:
@@ -237,31 +250,15 @@ _MADE: "weakref.WeakValueDictionary[int, Parameters]" = weakref.WeakValueDiction
 
 
 def parameters_of(members: Mapping[str, TensorSpec]) -> Parameters | None:
-    """Return the parameters over hosts that these specs are of."""
+    """Return the parameters over hosts whose member specs these are; None: no spec has any."""
     tokens = {spec.parameters[0] for spec in members.values() if spec.parameters is not None}
-    found = [made for token in tokens if (made := _MADE.get(token)) is not None]
-    return found[0] if found else None
-
-
-def begin_line(link: Link, params: Parameters, until: float) -> None:
-    """Make this node's copy the first of a new line, unless some node has one.
-
-    Raises:
-        DeadlineExceededError: Not all nodes have answered the owner.
-    """
-    while True:
-        wait = Wait(until - time.monotonic())
-        match link.wait("has_line", wait=wait):
-            case True:
-                return
-            case False:
-                _restore(link, copies.state(params)[1], wait, only_first=True)
-                return
-        if wait.is_over():
-            raise DeadlineExceededError(
-                f"Not all nodes have answered the owner of {link.config.name!r}, which must know "
-                "what copies of the parameters they have"
-            )
+    found = next((made for token in tokens if (made := _MADE.get(token)) is not None), None)
+    if tokens and found is None:
+        raise InvalidArgumentError(
+            "These members are gradients of shmacc.Parameters, which one host has: over hosts make "
+            "shmacc.ray.Parameters of the same arguments, which are open"
+        )
+    return found
 
 
 def _refusal(refused: Refused) -> Exception:
@@ -270,57 +267,69 @@ def _refusal(refused: Refused) -> Exception:
     return kind(f"Node {shown(refused.host)} cannot make the change: {refused.error}")
 
 
-def _restore(link: Link, state: Mapping[str, ValueArray], wait: Wait, *, only_first: bool) -> None:
+def replace_copies(
+    link: Link, state: Mapping[str, ValueArray], wait: Wait, *, only_first: bool
+) -> None:
+    """Replace the copies of all nodes by a state; with `only_first` unless one has a copy."""
     arrays = {name: np.asarray(values) for name, values in state.items()}
     size = sum(values.nbytes for values in arrays.values())
-    kept = ray.put(arrays)  # here until all nodes have it
+    kept = ray.put(arrays)  # keep the reference until all nodes have the state
     given = link.here, Source(kept), size, int(state["step"])
     refused = _change(link, "restore", *given, wait=wait, only_first=only_first)
     if refused is not None:
         raise _refusal(refused)
 
 
-def _change(link: Link, method: str, *given: Any, wait: Wait, **options: Any) -> Refused | None:
+def _change(
+    link: Link, method: str, *given: Any, wait: Wait, block: Round | None = None, **options: Any
+) -> Refused | None:
     """Have the owner change all copies; return once all living nodes have the change.
 
+    If the owner dies, the next one goes on with the block, if there is one.
+
     Returns:
-        Why a node cannot make it.
+        Why a node cannot make the change.
 
     Raises:
         DeadlineExceededError: The timeout passed; nothing was changed.
         FailedPreconditionError: The round has ended, or the owner has died: the change may be made.
     """
     call = uuid.uuid4().hex
+    if wait.is_over():
+        raise DeadlineExceededError(
+            "The timeout was too short: it passed before the change was ready to be sent. Nothing "
+            "was changed"
+        )
     while True:
         try:
             answer = link.wait(method, call, *given, wait=wait, **options)
         except DeadlineExceededError:
-            link.tell("do", "withdraw", call)  # an owner that was stopped will read both
+            link.send("withdraw", call)  # an owner that was stopped will get both calls
             raise
         if isinstance(answer, Staging) and wait.is_over():
             answer = _withdrawn(link, call, answer.late)
-            wait = Wait(PATIENCE)  # it is made now, and only nodes that have it are late
+            wait = Wait(PATIENCE)  # the change is made now, by nodes that have got it already
+        if isinstance(answer, Ended) and block is not None:
+            answer = resume(block, wait)  # the owner that had the change may have died
         match answer:
-            case Staging():
-                pass
             case Told():
                 return None
             case Refused():
                 return answer
             case AtLastStep():
                 raise link.error(answer)
-            case _:
+            case Ended():
                 raise FailedPreconditionError(
-                    "The round has ended before its update, since this process was silent for too "
-                    "long or the step was set, or the owner was started again: look at `step` to "
-                    "see whether the change was made"
+                    "The change was dropped, or its round has ended: this process was silent for "
+                    "too long, or the step was set, or the owner died and another chief has the "
+                    "gradients. `step` shows whether the change was made"
                 )
 
 
 def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
     """Withdraw a change at the end of the timeout; return the answer to its call if it is made.
 
-    If the chief's own node is none that makes it now, the answer is a refusal.
+    If the chief's own node is the only one that does not make it now, the answer is a refusal.
     """
     answer = link.call("do", "withdraw", call, until=time.monotonic() + ANSWER)
     if not isinstance(answer, Staging | Told):
@@ -336,9 +345,13 @@ def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
     return answer
 
 
+def _unlink_on(name: str, nodes: set[str], until: float) -> None:
+    ended: dict[str, None] = {}
+    with contextlib.suppress(DeadlineExceededError):
+        ended = on_nodes(nodes, _unlink, name, until=until)
+    warn_of_left(name, sorted(nodes - ended.keys()))
+
+
 def _unlink(name: str) -> None:
-    try:
-        with LocalParameters.attach(name, owners="any") as params:
-            params.unlink()
-    except NotFoundError:
-        pass
+    with contextlib.suppress(NotFoundError), LocalParameters.attach(name, owners="any") as params:
+        params.unlink()

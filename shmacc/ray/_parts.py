@@ -1,32 +1,51 @@
 """The actors' config, how actors are found, and the records that a chief gets."""
 
+import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shmacc._accumulators.taken import GroupTaken
+from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._base import names
-from shmacc._multihost.messages import Opened, Share, Timing
+from shmacc._base.layout import LAYOUT_VERSION
+from shmacc._multihost.messages import Timing
 from shmacc._parameters.copies import Recipe
+from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._segment.options import IfExists, Options, Owners
 from shmacc._values.specs import TensorSpec
-from shmacc.errors import DeadlineExceededError, FailedPreconditionError
-from shmacc.ray._head import MOMENT, answer_of_head, shown, soon
-from shmacc.ray._waits import PATIENCE, until_asked
+from shmacc._version import __version__
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError
+from shmacc.ray._head import MOMENT, answer_of_head, soon
+from shmacc.ray._waits import wait_for_all
 
-if TYPE_CHECKING:
-    from shmacc._base.array_types import IndexArray
+RUN_VARIABLE = "SHMACC_RAY_RUN"  # has a run's name, and a number for this call of `run`
+ADDRESS_VARIABLE = "SHMACC_NODE_ADDRESS"  # has the address of a run's node, as Ray knows it
 
-NAMESPACE = "shmacc"
-"""Ray's namespace of the actors; has nothing to do with SHMACC_NAMESPACE."""
 
-_namespaces: dict[str, str | None] = {}  # by node, as far as this process has asked
+VERSION = __version__, LAYOUT_VERSION
+_LOADED = 30.0  # seconds for a node to load the library
+
+
+def namespace_of(run: str) -> str:
+    """Return Ray's namespace of a run's actors; has nothing to do with SHMACC_NAMESPACE."""
+    return f"shmacc.{run}" if run else "shmacc"
+
+
+NAMESPACE = namespace_of(os.environ.get(RUN_VARIABLE, "").partition("/")[0])
+"""Ray's namespace of the actors that this process makes or looks for."""
+
+_BY_CLIENT = (
+    "Ray Client (ray://) connects a process that may be outside of the cluster, and shmacc.ray "
+    "needs the shared memory of a node: run the program on a node, or by `ray job submit`"
+)
+
+_namespaces: dict[str, str | None] = {}  # those of nodes, as far as this process has asked
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
 """What a call raises if its actor has died; OutOfMemoryError: Ray's memory monitor killed it."""
@@ -42,7 +61,10 @@ LOST = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where a node gets a change from. Ray would fetch a bare reference before the owner's call."""
+    """Where a node gets a change from.
+
+    Ray would fetch a bare reference, as an argument of the owner's call, before it makes the call.
+    """
 
     ref: Any  # Ray's reference to the change
 
@@ -53,10 +75,11 @@ class CopyConfig:
 
     name: str  # its shared_name
     recipe: Recipe  # its arrays and tables
+    home: str  # the node of the chief, which has made its copy already
     mode: int | None
     owners: Owners
-    home: str  # the node of the chief that made the parameters: its copy is there already
-    replace: bool  # whether the other nodes' copies of earlier are removed
+    if_exists: IfExists  # what to do with copies that other nodes have from earlier
+    keep: int | None = None  # bytes of updates that each node keeps for others; None: the most
 
     def options(self, if_exists: IfExists) -> Options:
         return Options(
@@ -75,8 +98,9 @@ class Config:
     shards: int  # how many there are
     hosts: frozenset[str] | None  # the ids of the nodes that take part; None: all
     timing: Timing
-    number: int  # unique: by it a segment is known to be this group's
+    number: int  # unique; a segment that has it is this group's
     copy: CopyConfig | None = None  # the parameters that the group belongs to; None: it has none
+    version: tuple[str, int] = VERSION  # the chief's
 
     @property
     def parameters(self) -> str | None:
@@ -92,6 +116,24 @@ def counters_of(name: str) -> str:
     return f"{name}.forwarder"
 
 
+def remove_names(config: Config) -> None:
+    """Remove what an ended actor of this group has left on this node, and nothing of others."""
+    name = config.name
+    with (
+        contextlib.suppress(NotFoundError),
+        SharedArrays.attach(counters_of(name), owners="any") as counters,
+    ):
+        if counters["group"] == config.number:  # then the segment is this group's
+            with (
+                contextlib.suppress(NotFoundError),
+                AccumulatorGroup.attach(name, owners="any") as group,
+            ):
+                group.finish()  # nobody will take from it
+                group.unlink()
+        if config.number in {int(counters["group"]), int(counters["copy"])}:
+            counters.unlink()
+
+
 def find(config: Config, part: str) -> Any | None:
     """Return the handle of an actor; None: there is none now, or Ray's head does not say at once.
 
@@ -103,7 +145,9 @@ def find(config: Config, part: str) -> Any | None:
         return None
 
 
-def find_actor(name: str, until: float | None = None, *, late: bool = False) -> Any | None:
+def find_actor(
+    name: str, until: float | None = None, *, late: bool = False, namespace: str = NAMESPACE
+) -> Any | None:
     """Return the handle of an actor of that name; None: there is none now.
 
     `until` and `late` are as for `answer_of_head`; a moment is waited in any case.
@@ -111,7 +155,7 @@ def find_actor(name: str, until: float | None = None, *, late: bool = False) -> 
 
     def ask() -> Any | None:
         try:
-            return ray.get_actor(name, namespace=NAMESPACE)
+            return ray.get_actor(name, namespace=namespace)
         except ValueError:
             return None
 
@@ -120,7 +164,14 @@ def find_actor(name: str, until: float | None = None, *, late: bool = False) -> 
 
 
 def make_actor(
-    kind: Any, name: str, node: str, *args: Any, until: float | None = None, **options: Any
+    kind: Any,
+    name: str,
+    node: str,
+    *args: Any,
+    until: float | None = None,
+    namespace: str = NAMESPACE,
+    lifetime: str = "detached",
+    **options: Any,
 ) -> Any:
     """Make an actor on a node, or find the one of that name, which need not be on this node.
 
@@ -128,8 +179,8 @@ def make_actor(
     """
     made = kind.options(
         name=name,
-        namespace=NAMESPACE,
-        lifetime="detached",
+        namespace=namespace,
+        lifetime=lifetime,
         get_if_exists=True,
         num_cpus=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
@@ -138,10 +189,56 @@ def make_actor(
     return answer_of_head(f"new actor {name}", lambda: made.remote(*args), until)
 
 
+def on_nodes(
+    nodes: Collection[str], function: Callable[..., Any], *args: Any, until: float
+) -> dict[str, Any]:
+    """Call a function in a task on each of these nodes; return the answers, by node.
+
+    Nodes that have not answered by `until`, or are lost, are left out.
+    """
+
+    def ask() -> dict[Any, str]:
+        """Start the tasks: Ray asks its head about a function that is new to it."""
+        kind = ray.remote(num_cpus=0)(function)
+        on = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
+        return {kind.options(scheduling_strategy=on[n]).remote(*args): n for n in nodes}
+
+    found: dict[str, Any] = {}
+    calls = answer_of_head(f"{function.__name__} {args}", ask, until)
+    for call in wait_for_all(list(calls), until):
+        try:
+            found[calls[call]] = ray.get(call)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayError:
+            continue
+    return found
+
+
+def connect(address: str | None = None) -> None:
+    """Connect to the cluster at this address, or at that of RAY_ADDRESS, or the one of this node.
+
+    In a process of a run over hosts, to that of the run.
+
+    Raises:
+        FailedPreconditionError: The address is that of a server of Ray Client.
+    """
+    if (address or os.environ.get("RAY_ADDRESS", "")).startswith("ray://"):
+        raise FailedPreconditionError(_BY_CLIENT)
+    ray.init(address, _node_ip_address=os.environ.get(ADDRESS_VARIABLE))
+
+
 def check_connected(until: float | None = None) -> None:
-    """Refuse a process that is not connected to Ray, or whose namespace is not that of its node."""
+    """Refuse a process that is not connected to Ray, or whose namespace is not that of its node.
+
+    A process of a run over hosts is connected here.
+    """
     if not ray.is_initialized():
-        raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
+        if RUN_VARIABLE not in os.environ:
+            raise FailedPreconditionError("Connect to a Ray cluster first: ray.init()")
+        connect()
+    if ray.util.client.ray.is_connected():
+        raise FailedPreconditionError(_BY_CLIENT)
     context, ours = ray.get_runtime_context(), names.current_namespace()
     if context.worker.mode == ray.WORKER_MODE:
         return  # Ray on this node has started this process, with its own namespace
@@ -170,7 +267,8 @@ class HostState:
     Attributes:
         alive: Whether it has reported lately.
         accumulated: How many of its gradients count.
-        problem: Why it has no part in the group; the owner tries again.
+        problem: Why it has no part in the group; the owner tries again. Or what is wrong with its
+            copy of the parameters, such as that its name was removed.
         step: The step of its segment; None: it has none yet.
     """
 
@@ -184,86 +282,24 @@ State = tuple[int | None, int, dict[str, HostState], dict[str, int]]
 """The owner's step, if it knows one; how many gradients there are, the hosts, the counters."""
 
 
+def check_version(expected: tuple[str, int]) -> None:
+    """Refuse a node whose library is not the one of who asks."""
+    if expected != VERSION:
+        raise FailedPreconditionError(
+            "it has shmacc {} with layout version {}, and {} with {} is expected".format(
+                *VERSION, *expected
+            )
+        )
+
+
+def why_not(node: str) -> str | None:
+    """Return why the library cannot be used on a node; None: it can, or the node does not say."""
+    try:
+        on_nodes({node}, check_version, VERSION, until=time.monotonic() + _LOADED)
+    except Exception as error:  # noqa: BLE001  the node's
+        return str(error).strip().splitlines()[-1].strip()
+    return None
+
+
 class IncompleteError(Exception):
     """A shard does not have all pieces of a round, or is lost."""
-
-
-class Shard:
-    """A part of a round, which stays at its shard: rows whose numbers hash to the shard.
-
-    Attributes:
-        number: The shard's number.
-    """
-
-    def __init__(
-        self, number: int, actor: Any, opened: Opened, lost: Callable[[], Collection[str]]
-    ) -> None:
-        self.number = number
-        self._actor = actor
-        self._opened = opened
-        self._lost = lost
-
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return ``function(taken, *args)``, called where the rows are.
-
-        ``taken`` is a mapping as a round hands out, with this shard's rows; a large dense member is
-        a run of its elements, flat. A member that has nothing at this shard is left out. The count
-        and weight of a sparse member are those of hosts that have rows of it here;
-        `ShardedTaken.members` has those of the whole round.
-
-        Raises:
-            Whatever the function raises. If the shard has died, RayActorError; if its node has been
-            lost for a minute, DeadlineExceededError. Let the error leave the block: then the next
-            round has the same gradients.
-        """
-        share = Share.of(self._opened, self.number)
-        call = self._actor.run.remote(self.number, share, function, args)
-        node, heard = self._opened.shard_hosts[self.number], time.monotonic()
-        while not ray.wait([call], timeout=until_asked())[0]:
-            if node not in self._lost():  # a function that keeps the GIL stops the node's heartbeat
-                heard = time.monotonic()
-            elif time.monotonic() - heard > PATIENCE:
-                raise DeadlineExceededError(
-                    f"Shard {self.number} on node {shown(node)} does not answer: it is stopped, or "
-                    "cut off"
-                )
-        try:
-            return ray.get(call)
-        except IncompleteError:
-            raise ray.exceptions.RayActorError(
-                error_msg=f"The host of shard {self.number} has its part no more: it was started "
-                "again, or the round has ended"
-            ) from None
-
-    def fetch(self) -> GroupTaken:
-        """Return this part of the round."""
-        taken: GroupTaken = self.run(lambda taken: taken)
-        return taken
-
-
-class ShardedTaken:
-    """A round that was not fetched: for tables that no chief can hold.
-
-    Attributes:
-        count: How many gradients were reduced.
-        step: The step that the round closes.
-        weight: The total weight of these gradients.
-        contributors: int64, ascending: the contributors that gradients named.
-        members: From member to the count and weight of its gradients.
-        shards: The parts.
-    """
-
-    def __init__(
-        self, opened: Opened, members: dict[str, tuple[int, int]], shards: tuple[Shard, ...]
-    ) -> None:
-        self.count: int = opened.count
-        self.step: int = opened.step
-        self.weight: int = opened.weight
-        self.contributors: IndexArray = opened.contributors
-        self.members = members
-        self.shards = shards
-
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return what ``function(taken, *args)`` returns at each shard; all run at once."""
-        with ThreadPoolExecutor(max(1, len(self.shards))) as pool:
-            return list(pool.map(lambda shard: shard.run(function, *args), self.shards))

@@ -6,43 +6,25 @@ import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import ray
 
 from shmacc import _core
 from shmacc._accumulators.taken import GroupTaken
-from shmacc._multihost.messages import (
-    AtLastStep,
-    Conflict,
-    Died,
-    Ended,
-    Finished,
-    Loss,
-    NotReady,
-    Opened,
-    Share,
-    Waiting,
-)
+from shmacc._multihost.messages import Died, Ended, Opened, Share, Told, Waiting
 from shmacc._multihost.pieces import Joining
 from shmacc._values import arguments
-from shmacc.errors import (
-    AlreadyExistsError,
-    CancelledError,
-    DeadlineExceededError,
-    FailedPreconditionError,
-    ShmaccError,
-    WorkerDiedError,
-)
+from shmacc.errors import DeadlineExceededError, FailedPreconditionError
 from shmacc.ray._head import shown
-from shmacc.ray._link import OPEN, Link, OpenBlock
-from shmacc.ray._parts import LOST, IncompleteError, Shard, ShardedTaken
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait, until_asked
+from shmacc.ray._link import Link
+from shmacc.ray._parts import LOST, IncompleteError
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait
 
-_Result = TypeVar("_Result", GroupTaken, ShardedTaken)
+_UNANSWERED = 0.5  # seconds without an answer until the owner is asked which hosts are lost
 
 
-class Round(_core.GeneratorBlock[_Result]):
+class Round(_core.GeneratorBlock[GroupTaken]):
     """A round over all hosts, for a ``with`` block; made by `AccumulatorGroup.round`.
 
     Entering waits for the gradients, and opens the round. The end of the block consumes them and
@@ -56,8 +38,8 @@ class Round(_core.GeneratorBlock[_Result]):
       ``on_death`` is "raise".
     * FailedPreconditionError: The owner was started again and knows no step until
       `set_global_step`; or it is gone; or this thread has a round of the group open.
-    * AlreadyExistsError: The same contributor was accepted on two hosts in two consecutive steps.
-      (If in one step only, a worker has moved, and the step is void.)
+    * AlreadyExistsError: The same contributor was accepted on two hosts in two steps, without a
+      round between them. (If in one step only, a worker has moved, and the step is void.)
     * FinishedError: The group is finished.
     * CancelledError: ``cancel()`` was called; or the owner has not heard from this process for
       ``timing.chief_lease``.
@@ -65,8 +47,9 @@ class Round(_core.GeneratorBlock[_Result]):
 
     The end of the block raises
 
-    * FailedPreconditionError: The round has ended before its block; or the owner died just now,
-      and whether the round was consumed is not known.
+    * FailedPreconditionError: The round has ended before its block; or the owner died, and another
+      chief has got the gradients. Without parameters, or without an update, it is not known then
+      whether the round was consumed.
     * DeadlineExceededError: The owner does not answer: then that is not known, either.
     """
 
@@ -74,27 +57,25 @@ class Round(_core.GeneratorBlock[_Result]):
     # instruction would leave the round open, and its heartbeats going on.
 
     def __init__(
-        self,
-        link: Link,
-        num_required: object,
-        timeout: object,
-        on_death: object,
-        *,
-        sharded: bool,
+        self, link: Link, required: object, at_least: object, timeout: object, on_death: object
     ) -> None:
-        self._link = link
-        self._required = arguments.required(num_required)[0]
+        self.link = link
+        self.ticket: str = uuid.uuid4().hex
+        self._required, self._least = arguments.required(required, at_least)
         self._timeout = arguments.timeout(timeout)
-        self._tell = arguments.on_death(on_death)
-        self._sharded = sharded
-        self._ticket = uuid.uuid4().hex
-        self._told = 0  # how many losses the owner has told this chief
+        self._raises = arguments.on_death(on_death)
+        self._told = 0  # how many losses this chief has got from the owner
         self._left: threading.Event | None = None  # set to end the heartbeats
+        self.thread: threading.Thread | None = None  # the one that entered the block
+        self.taken: Opened  # the round, as the owner opened it
+        self.given: GroupTaken | None = None  # the block's result; None: the block is over
+        self.updated = False  # whether the block's update was made, or may have been
+        self.kept: Any = None  # Ray's reference to the update, so that late nodes can still get it
         block: Any = self._run()
         super().__init__(block)
 
     def _run(self) -> Generator[Any]:
-        link, ticket, in_block = self._link, self._ticket, False
+        link, ticket, in_block = self.link, self.ticket, False
         mine = (link, threading.current_thread())
         if any((block.link, block.thread) == mine for block in OPEN.copy().values()):
             raise FailedPreconditionError(
@@ -105,16 +86,16 @@ class Round(_core.GeneratorBlock[_Result]):
             in_block = True
             yield taken
             in_block = False
-            ended = link.call("do", "leave", ticket, consume=True)
-            self._rest()
+            ended = self._end()
+            self._close()
         except BaseException:
-            self._rest()
+            self._close()
             if in_block:
                 with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
                     until = time.monotonic() + ANSWER
                     link.call("do", "leave", ticket, until=until, consume=False)
             else:
-                link.tell("do", "leave", ticket, consume=False, told=self._told)
+                link.send("leave", ticket, consume=False, told=self._told)
             raise
         if not ended:
             raise FailedPreconditionError(
@@ -122,31 +103,49 @@ class Round(_core.GeneratorBlock[_Result]):
                 "again, or because this process was silent for too long"
             )
 
-    def _enter(self) -> _Result:
-        link, waiting = self._link, Wait(self._timeout)
+    def _end(self) -> bool:
+        """End the block in order; if the owner has died, the next one goes on with it."""
+        while not self.link.call("do", "leave", self.ticket, consume=True):
+            if not isinstance(found := resume(self, Wait(PATIENCE)), Opened):
+                return isinstance(found, Told)
+        return True
+
+    def _close(self) -> None:
+        """End the heartbeats: this process has no block of the round any more."""
+        OPEN.pop(self.ticket, None)
+        self.given = self.kept = None
+        if self._left is not None:
+            self._left.set()
+
+    def _enter(self) -> GroupTaken:
+        link, waiting = self.link, Wait(self._timeout)
         while True:
-            asked = self._ticket, self._required
-            answer = link.wait("ask", *asked, wait=waiting, host=link.here, tell=self._tell)
+            asked = self.ticket, self._required
+            answer = link.wait("ask", *asked, wait=waiting, host=link.here, tell=self._raises)
             match answer:
                 case Opened():
                     if self._left is None:
                         self._left = threading.Event()
-                        _stay_alive(link, self._ticket, self._left)
+                        _stay_alive(self, self._left)
                     try:
-                        result = self._fetch(answer, waiting.until)
+                        given = self._fetch(answer, waiting.until)
                     except IncompleteError:
                         until = min(waiting.until, time.monotonic() + PATIENCE)
-                        link.call("do", "missing", self._ticket, until=until)
+                        link.call("do", "missing", self.ticket, until=until)
                     else:
-                        thread = threading.current_thread()
-                        OPEN[self._ticket] = OpenBlock(link, self._ticket, thread, answer, result)
-                        return cast("_Result", result)  # `sharded` determines the type
+                        self.thread, self.taken = threading.current_thread(), answer
+                        self.given = given
+                        OPEN[self.ticket] = self
+                        return given
                 case Waiting():
                     if waiting.is_over():
-                        raise self._deadline_exceeded(answer)
+                        if not self._least <= answer.accumulated < self._required:
+                            raise self._deadline_exceeded(answer)
+                        self._required = self._least
+                        waiting = Wait(link.config.timing.grace + ANSWER)
                 case _:
                     self._told = len(answer.losses) if isinstance(answer, Died) else 0
-                    raise _error_of(answer, link)
+                    raise link.error(answer)
 
     def _deadline_exceeded(self, answer: Waiting) -> DeadlineExceededError:
         text = (
@@ -159,30 +158,26 @@ class Round(_core.GeneratorBlock[_Result]):
         if answer.lost:
             text += f"; nodes {shown(*answer.lost)} are lost"
         if answer.late or answer.lost:
-            text += f": their parts of {self._link.name!r} are slow, stopped, or cut off"
+            text += f": their parts of {self.link.name!r} are slow, stopped, or cut off"
         return DeadlineExceededError(text).with_fields(
             accumulated=answer.accumulated, required=self._required, step=answer.step
         )
 
-    def _fetch(self, opened: Opened, until: float) -> Any:
+    def _fetch(self, opened: Opened, until: float) -> GroupTaken:
         """Have the shards add up the round; return the result."""
         shares = [Share.of(opened, number) for number in range(len(opened.shard_hosts))]
         asked = {number: share for number, share in enumerate(shares) if share.keys}
-        actors = {number: self._link.host(opened.shard_hosts[number]) for number in asked}
+        actors = {number: self.link.host(opened.shard_hosts[number]) for number in asked}
         if None in actors.values():
             raise IncompleteError
 
-        def ask(method: str, *args: Any) -> Iterator[tuple[int, Any]]:
+        def ask(method: str) -> Iterator[tuple[int, Any]]:
             # A future fetches its result as soon as that is there, also from another node.
-            calls = {n: getattr(actors[n], method).remote(n, asked[n], *args) for n in asked}
+            calls = {n: getattr(actors[n], method).remote(n, asked[n]) for n in asked}
             return self._answers({n: call.future() for n, call in calls.items()}, opened, until)
 
-        if self._sharded:
-            dict(ask("run", lambda _: None, ()))  # only have them add up
-            shards = [Shard(n, actors[n], opened, self._link.lost) for n in asked]
-            return ShardedTaken(opened, self._link.plan.totals(opened), tuple(shards))
         rows, values = ask("rows"), ask("values")
-        joining = Joining(self._link.plan, opened, dict(rows))
+        joining = Joining(self.link.plan, opened, dict(rows))
         for number, part in values:
             joining.add(number, part)
         return joining.taken()
@@ -200,13 +195,14 @@ class Round(_core.GeneratorBlock[_Result]):
         """
         waiting = {call: number for number, call in calls.items()}
         while waiting:
-            ended = wait(waiting, until_asked(until), FIRST_COMPLETED).done
+            seconds = max(0.0, min(_UNANSWERED, until - time.monotonic()))
+            ended = wait(waiting, seconds, FIRST_COMPLETED).done
             for call in ended:
                 number = waiting.pop(call)
                 try:
                     found = call.result()
                 except LOST:
-                    self._link.lost_host(opened.shard_hosts[number])
+                    self.link.lost_host(opened.shard_hosts[number])
                     raise IncompleteError from None
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
@@ -217,65 +213,33 @@ class Round(_core.GeneratorBlock[_Result]):
             if time.monotonic() >= until:
                 where = ", ".join(f"{n} on node {shown(node)}" for n, node in left.items())
                 raise DeadlineExceededError(
-                    f"Shards {', '.join(map(str, left))} of {self._link.name!r} have not answered: "
+                    f"Shards {', '.join(map(str, left))} of {self.link.name!r} have not answered: "
                     f"they are stopped, or cut off: {where}"
                 )
-            lost = self._link.lost(max(until, time.monotonic() + ANSWER))
+            lost = self.link.call("lost", until=max(until, time.monotonic() + ANSWER))
             if not lost.isdisjoint(left.values()):
                 raise IncompleteError
 
-    def _rest(self) -> None:
-        OPEN.pop(self._ticket, None)
-        if self._left is not None:
-            self._left.set()
+
+OPEN: dict[str, Round] = {}
+"""The rounds that this process has open, by ticket."""
 
 
-def _stay_alive(link: Link, ticket: str, left: threading.Event) -> None:
+def resume(block: Round, wait: Wait) -> Opened | Told | Ended:
+    """Have the owner go on with a block that an earlier one opened (`OwnerCore.resume`)."""
+    link, given = block.link, (block.ticket, block.taken)
+    found: Opened | Told | Ended = link.until_known("resume", *given, wait=wait, host=link.here)
+    return found
+
+
+def _stay_alive(block: Round, left: threading.Event) -> None:
     """Tell the owner that the chief in its block is alive, until the event is set."""
+    link, ticket = block.link, block.ticket
 
     def run() -> None:
         while not left.wait(link.config.timing.chief_lease / 4):
             with contextlib.suppress(FailedPreconditionError, DeadlineExceededError):
-                link.call("do", "hear", ticket)
+                if not link.call("do", "hear", ticket) and ticket in OPEN:
+                    resume(block, Wait(ANSWER))
 
     threading.Thread(target=run, daemon=True, name="shmacc chief").start()
-
-
-def _error_of(
-    answer: Died | Conflict | NotReady | Finished | AtLastStep | Ended, link: Link
-) -> ShmaccError:
-    """Return the error for an answer that ends the wait."""
-    match answer:
-        case Died(losses):
-            return _worker_died(losses)
-        case Conflict(contributor, hosts):
-            one, two = map(shown, hosts)
-            return AlreadyExistsError(
-                f"Contributor {contributor} was accepted on hosts {one} and {two}, and "
-                "again in the next step: processes on both apply as this contributor. End one"
-            )
-        case NotReady() | Finished() | AtLastStep():
-            return link.error(answer)
-        case Ended():
-            return CancelledError(
-                f"The wait for a round of {link.name!r} was ended: by cancel(), or because "
-                "this process was silent for too long"
-            )
-
-
-def _worker_died(losses: tuple[Loss, ...]) -> WorkerDiedError:
-    hosts = [loss.host for loss in losses if not loss.pids]
-    workers = [
-        f"pid {pid} of {shown(loss.host)}, {reason}"
-        for loss in losses
-        for pid, reason in zip(loss.pids, loss.reasons, strict=True)
-    ]
-    what = [f"hosts were lost: {shown(*hosts)}"] if hosts else []
-    if workers:
-        what += [f"processes that apply gradients are gone: {'; '.join(workers)}"]
-    text = "; ".join(what)
-    return WorkerDiedError(f"{text[0].upper()}{text[1:]}; nothing was consumed").with_fields(
-        pids=tuple(pid for loss in losses for pid in loss.pids),
-        reasons=tuple(reason for loss in losses for reason in loss.reasons),
-        contributors=tuple(who for loss in losses for who in loss.contributors),
-    )

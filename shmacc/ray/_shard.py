@@ -2,9 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any
 
 from shmacc._multihost.columns import Columns, Piece
 from shmacc._multihost.messages import BatchKey, Fence, Share
@@ -87,11 +85,6 @@ class HostShard:
         with self._lock:
             return self._found(share)
 
-    def run(self, share: Share, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Return what a function returns for that reduction, which it gets as a `GroupTaken`."""
-        with self._lock:
-            return function(self._group.taken(self._found(share), share), *args)
-
     def _found(self, share: Share) -> Columns:
         pieces = self._core.pieces(share.fence, share.keys)
         if pieces is not None:
@@ -104,11 +97,11 @@ class HostShard:
     def _reduce_ahead(self) -> None:
         """Reduce the pieces that the next round will probably have."""
         with self._lock:
-            keys = self._core.latest(self._hosts)
-            # What a chief has asked for stays: its block may be open.
-            pieces = self._core.pieces(self._core.fence, keys)
-            is_new = self._reduced is None or self._reduced[0].fence != self._core.fence
-            if keys and pieces is not None and is_new:
+            found = self._core.latest(self._hosts)
+            # What a chief has asked for stays: it may ask again.
+            has_asked = self._reduced is not None and self._reduced[0].fence == self._core.fence
+            if found and not has_asked:
+                keys, pieces = tuple(found), list(found.values())
                 with contextlib.suppress(InvalidArgumentError, OutOfRangeError):  # rounds raise it
                     self._reduce(self._all_of(keys, pieces), pieces)
 

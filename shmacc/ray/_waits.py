@@ -1,4 +1,4 @@
-"""How long calls of a chief wait, and for what: every call ends, with an answer or an error.
+"""How long calls of a chief wait: each ends, with an answer or with an error.
 
 A part that does not answer may be stopped or swapped out, not dead; Ray does not tell which.
 """
@@ -13,7 +13,6 @@ import ray
 PATIENCE = 60.0  # seconds for the answer to a call that the owner does not keep waiting
 ANSWER = 1.0  # seconds that an answer may take after its call's waiting time
 _PARKED = 1.0  # seconds that a call waits at the owner: also the chief's heartbeat
-_UNANSWERED = 0.5  # seconds without an answer until the owner is asked which hosts are lost
 
 
 def left_until(until: float) -> float | None:
@@ -22,20 +21,18 @@ def left_until(until: float) -> float | None:
     return None if math.isinf(until) else min(left, threading.TIMEOUT_MAX)
 
 
-def until_asked(until: float = math.inf) -> float:
-    """Return for how many seconds to wait for hosts before the owner is asked who is lost."""
-    return max(0.0, min(_UNANSWERED, until - time.monotonic()))
-
-
 class Wait:
     """A wait of so many seconds (None: for ever) for an answer of the owner.
 
     The owner is called again and again meanwhile.
+
+    Attributes:
+        until: The time (monotonic) by which the last answer must have come.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self._end = math.inf if seconds is None else time.monotonic() + seconds
-        self.until: float = self._end + ANSWER  # by then an answer must have come
+        self.until: float = self._end + ANSWER
 
     def parked(self) -> float:
         """Return for how many seconds the owner may keep the next call."""

@@ -15,14 +15,6 @@ from shmacc.torch._tables import TableEmbedding
 from shmacc.torch._viewer import Viewer
 
 __all__ = [
-    "AsyncReplicas",
-    "Replica",
-    "StepSampler",
-    "SyncReplicas",
-    "TableEmbedding",
-    "Update",
-    "Viewer",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-    "optimizer_of",
-]
+    "AsyncReplicas", "Replica", "StepSampler", "SyncReplicas", "TableEmbedding", "Update", "Viewer",
+    "clip_grad_norm_", "clip_grad_value_", "optimizer_of",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a round's block is told of its update, and may ask of it."""
+"""The update of a round, as its block sees it, and what the block may ask of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from shmacc.torch._tables import TableEmbedding
 
 @dataclass(slots=True)
 class BlockChanges:
-    """A round's block: its tables, and the changes that it has asked for."""
+    """The tables of a round's block, and the changes that the block has asked for."""
 
     tables: Mapping[str, TableEmbedding]
     ids: Mapping[str, IndexArray]
@@ -49,6 +49,8 @@ class Update:
 
     def skip(self) -> None:
         """Have the round end without an update: parameters, buffers and slots stay the same.
+
+        What the block has written to buffers is undone.
 
         `global_step` moves on, and replicas go on to their next batch. Do not call an optimizer of
         torch in this block.

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.taken import GroupTaken
 from shmacc._base import names
 from shmacc._parameters.patterns import LearningRate
-from shmacc._segment.options import BY_MAKER, IfExists, Owners
+from shmacc._segment.options import IfExists, Owners
 from shmacc._values import arguments
 from shmacc._values.arguments import OnDeath
 from shmacc._values.specs import TensorSpec
@@ -24,18 +25,21 @@ from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
 from shmacc.torch import _optimizers as optimizers
 from shmacc.torch import _run as run
-from shmacc.torch import _updates as updates
 from shmacc.torch._block import BlockChanges, Update
+from shmacc.torch._buffers import Buffers
 from shmacc.torch._chief_state import ModelInMemory
 from shmacc.torch._memory import check_attributes
 from shmacc.torch._optimizers import OfModel, Schedule
 from shmacc.torch._other_chiefs import OtherChiefs
+from shmacc.torch._place import OneHost
 from shmacc.torch._tables import rows_of
 from shmacc.torch._turn import Turn
 
 
 class Chief(ModelInMemory):
     """The common base of synchronous and asynchronous training."""
+
+    _place = OneHost()
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class Chief(ModelInMemory):
         # Make the group last: replicas attach to it first, and must then find the rest.
         params = run.of_params(shared_name)
         try:
-            self._updates = updates.of_chief(contents, params, chosen, options)
+            self._updates = self._place.updates(chosen, contents, params, **options)
         except InvalidArgumentError as error:
             if error.what is not None:  # what exists is for another model or optimizer
                 error.add_note(
@@ -100,40 +104,45 @@ class Chief(ModelInMemory):
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
             self._check_run(shared_name)
             self._updates.begin_with(self._tables)
-            self._group = _group(members, shared_name, capacity, options)
+            self._group = self._new_group(members, shared_name, capacity, options)
             on_failure.callback(self._group.close)
-            self._catch_up()
+            self._place.catch_up(self._updates, self._group)
             self._own = own
-            self._buffers = {n: value for n, value in own.items() if n not in self._parameters}
-            placed = own if self._updates.places_buffers else self._parameters
+            placed = self._updates.places_buffers
             on_failure.callback(self._shared._release, at_once=False)  # noqa: SLF001
-            self._places = on_model.place(placed, self._shared)
+            self._places = on_model.place(own if placed else self._parameters, self._shared)
+            self._buffers = Buffers(model, self._shared, placed=placed)
             self._turn = Turn((0.0, "wait"), threading.get_ident())
-            self._follow()
+            self._buffers.follow()
             self._begin_to_lead(on_failure)
         except BaseException:
             on_failure.close()
             raise
 
+    def _new_group(
+        self,
+        members: dict[str, TensorSpec],
+        shared_name: str,
+        capacity: int | None,
+        options: dict[str, Any],
+    ) -> AccumulatorGroup:
+        options = {"reduction_type": "CMEAN", "capacity": capacity, **options}
+        make = partial(self._place.group, self._updates, members, shared_name, **options)
+        group = make()
+        if group.running:
+            return group
+        group.unlink()  # a chief has died in its `close`
+        group.close()
+        return make()
+
     def _begin_to_lead(self, on_failure: ExitStack) -> None:
-        self._others = OtherChiefs(self._group.shared_name)
+        shared_name = self._group.shared_name
+        self._others = OtherChiefs(shared_name, partial(self._place.living_chiefs, shared_name))
         for name, table in self._tables.items():
             on_failure.callback(rows_of(table).put, rows_of(table).source)
             rows_of(table).share(self._shared, name, trains=False)
         if self._tables:
             clipping.watch(self._model)
-
-    def _catch_up(self) -> None:
-        """Advance the group's step to that of the parameters, if a chief died before it did so.
-
-        A chief that died in `close` may have removed the group but not the parameters: then this
-        group is new. If a living chief has a round, or the group knows of an unfinished update,
-        this does nothing: the end of that round advances the step.
-        """
-        if self._updates.done > self._group.global_step:
-            stats = self._group.stats()
-            if stats.update is None and stats.round_pid is None:
-                self._group.advance_step(self._updates.done)
 
     def _check_run(self, shared_name: str) -> None:
         if self._run[run.ASYNCHRONOUS] != self._asynchronous:
@@ -276,7 +285,7 @@ class Chief(ModelInMemory):
                 raise FailedPreconditionError("All replicas have left")
             left = None if end is None else max(0.0, end - time.monotonic())
             with self._group.round(self._required(), timeout=left, on_death=on_death) as taken:
-                self._others.begins(taken.step)
+                self._others.begins(self.global_step)
                 # While this chief waited, another one died between its update and the commit: these
                 # gradients are in that update.
                 done = taken.step < self._updates.done
@@ -295,8 +304,8 @@ class Chief(ModelInMemory):
                     yield update
                     yield from self._in_block(turn, taken, update)
                 # Before the commit: an exception after it must not make the next round another's.
-                self._others.ends()
-            self._follow()
+                self._others.ends(self.global_step)
+            self._buffers.follow()
             if not done:
                 return
 
@@ -305,16 +314,17 @@ class Chief(ModelInMemory):
     ) -> Generator[Update, None, None]:
         """Yield the update, then make it."""
         self._updates.check(self._group)
+        self._buffers.check()
         block = update._block  # noqa: SLF001
-        ours = taken.step == self._group.global_step  # else another chief has ended this round
+        begins = self._updates.begins(self._group, taken.step)
         try:
-            if ours:
+            if begins:
                 self._updates.begin(taken.step)
-            turn.blocked = True
+            turn.blocked = self._buffers.changing = True
             yield update
         finally:
             block.ended = True
-            if ours and not turn.blocked:
+            if begins and not turn.blocked:
                 self._updates.give_up()
         block.rate = self._scheduled(update.step) if turn.rate is None else turn.rate
         self._end(taken, block)
@@ -353,7 +363,9 @@ class Chief(ModelInMemory):
         """
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
-        buffers = {name: taken[name].value for name in self._buffers if name in taken}
+        buffers: dict[str, Any] = {
+            name: taken[name].value for name in self._buffers.own if name in taken
+        }
         # Copies: these arrays change only with the update, as a whole.
         numbers, left = self._run.copy(), self._left.copy()
         left[ranks] = False  # a replica that gives a gradient has come back
@@ -361,8 +373,11 @@ class Chief(ModelInMemory):
         numbers[run.STEP] += bool(len(ranks))
         values = {run.RUN: numbers, run.LEFT: left}
         if block is None or block.skipped:
+            if block is not None:
+                self._buffers.put_back()
             self._updates.skip(taken, values)
         else:
+            buffers |= {name: self._buffers.own[name] for name in self._buffers.written()}
             self._updates.end(taken, self._trained, buffers | values, block)
         for trained in self._trained.values():
             trained.grad = None
@@ -391,15 +406,3 @@ class Chief(ModelInMemory):
         self._maker = 0
         self._group.close()
         self._shared.close()
-
-
-def _group(
-    members: dict[str, TensorSpec], shared_name: str, capacity: int | None, options: dict[str, Any]
-) -> AccumulatorGroup:
-    how = {"reduction_type": "CMEAN", "unlink_on_close": BY_MAKER, "capacity": capacity, **options}
-    group = AccumulatorGroup(members, shared_name, **how)
-    if not group._handle.finished:  # noqa: SLF001
-        return group
-    group.unlink()  # a chief has died in its `close`
-    group.close()
-    return AccumulatorGroup(members, shared_name, **how)

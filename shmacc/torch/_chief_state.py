@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -13,6 +12,7 @@ from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+from shmacc.torch._buffers import Buffers
 from shmacc.torch._other_chiefs import OtherChiefs
 from shmacc.torch._tables import TableEmbedding
 from shmacc.torch._turn import Turn
@@ -27,7 +27,7 @@ class ModelInMemory:
     _own: dict[str, torch.Tensor]
     _parameters: dict[str, nn.Parameter]
     _tables: dict[str, TableEmbedding]
-    _buffers: dict[str, torch.Tensor]
+    _buffers: Buffers
     _places: dict[str, Any]
     _shared: SharedArrays
     _updates: InPlace | Atomic
@@ -40,12 +40,12 @@ class ModelInMemory:
 
     @property
     def global_step(self) -> int:
-        """How many updates the parameters have had; skipped ones count."""
+        """How many updates the parameters have had; skipped updates count, too."""
         return int(self._run[run.STEP])
 
     @property
     def _trained(self) -> dict[str, Any]:
-        """What has a ``.grad`` in a block: parameters, and embeddings with tables."""
+        """The parameters, and embeddings with tables, which have a ``.grad`` in a block."""
         return {**self._parameters, **self._tables}
 
     def _give_up(self) -> None:
@@ -60,14 +60,8 @@ class ModelInMemory:
         on_model.check_in_place(self._own, self._places)
         on_model.check_same(self._model, self._trained, with_grad=False)
 
-    def _follow(self) -> None:
-        """Copy the shared buffers into the model's, where these are this process's own."""
-        for name, buffer in self._buffers.items():
-            if name not in self._places:
-                buffer.copy_(on_model.in_memory(self._shared[name]))
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's state, the step and who has left.
+        """Return the model's state and the step.
 
         It includes the state of optimizers of `shmacc.optim`, but not of torch's.
 
@@ -75,13 +69,14 @@ class ModelInMemory:
         It has no timeout either: while another process is stopped in an update, it waits.
 
         Raises:
-            FailedPreconditionError: The model is not in shared memory any more.
+            FailedPreconditionError: The model is not in shared memory any more; or a buffer was
+                written outside of a block.
         """
         self._check_model()
-        self._follow()  # an exception may have ended the last round before it did so
+        if self._turn.state != "blocked":  # else what the block writes is not shared yet
+            self._buffers.check()
         return {
             "step": self.global_step,
-            "left": torch.from_numpy(self._left.copy()),
             "model": on_model.state_of(self._model),
             **self._updates.saved(),
         }
@@ -90,35 +85,34 @@ class ModelInMemory:
         """Go on from a state of `state_dict`; load that of an optimizer of torch yourself.
 
         Pending gradients are dropped. Running replicas go on with these parameters and this step,
-        without a restart. As `state_dict`, it has no timeout.
+        without a restart. Replicas that have left stay so. As `state_dict`, it has no timeout.
 
         Raises:
             RuntimeError: The state is of another model; torch's message.
-            InvalidArgumentError: The state is of another number of replicas, lacks the state of
-                these optimizers of `shmacc.optim`, or is a model's own.
+            InvalidArgumentError: The state lacks that of these optimizers of `shmacc.optim`, or is
+                a model's own.
             FailedPreconditionError: The model is not in shared memory any more.
         """
-        if not {"step", "left", "model"} <= state.keys():
+        if not {"step", "model"} <= state.keys():
             raise InvalidArgumentError(
                 "This is no state_dict() of replicas. A model's own is what a new training starts "
                 "from: SyncReplicas(model, ..., initial=state)"
             )
-        if len(state["left"]) != self._total:
-            raise InvalidArgumentError(
-                f"The state is of {len(state['left'])} replicas, but there are {self._total}"
-            )
         self._check_shared()  # else others would not see what is loaded
-        # A round that is open has gradients of the parameters that end here.
+        # An open round has gradients of the parameters that this load replaces.
         self._give_up()
         self._others.forget()
         # Gradients that replicas compute from a mixture of old and new parameters carry the group's
         # present step. `advance_step`, below, drops those that have come; later ones are stale.
-        # Those of asynchronous replicas are never stale: a restore drops them, whenever they come.
+        # Those of asynchronous replicas are never stale: a restore drops them at any time.
         numbers = self._run.copy()
         numbers[run.STEP] = state["step"]
-        values = {run.RUN: numbers, run.LEFT: np.asarray(state["left"])}
+        left, pending = self._left.copy(), self._group.contributors()
+        left[pending[pending >= run.LEAVING] - run.LEAVING] = True  # no round will say so
+        values = {run.RUN: numbers, run.LEFT: left}
         self._updates.load(self._group, self._model, state, values)
         if self._asynchronous and self._group.running:
             self._group.restore(saved_state.emptied(self._group.state(), self._updates.done))
         self._group.advance_step(self._updates.done)
-        self._follow()
+        self._buffers.changing = True
+        self._buffers.follow()

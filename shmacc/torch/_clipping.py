@@ -120,7 +120,7 @@ def _gradient(trained: Any) -> "torch.Tensor | None":
 
 
 def _refuse_without_tables(clipped: Container[int], named: AbstractSet[int]) -> None:
-    """Refuse all parameters of a module without its tables: the caller has forgotten the tables.
+    """Refuse to clip all of a module's parameters but not its tables: the caller forgot those.
 
     Args:
         clipped: The ids of the parameters and tables that are clipped.

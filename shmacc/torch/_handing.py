@@ -72,7 +72,7 @@ class Handing:
         weight: How many samples it counts for.
         gradients: The tensors that were in ``.grad``, by parameter's name.
         rows: The gradients of tables' rows.
-        answer: Whether it counts; no answer: it is not handed over.
+        answer: Whether the gradient counts; no answer: it is not handed over.
         late: Whether another gradient has come for it meanwhile, and was dropped.
     """
 
@@ -98,7 +98,7 @@ class Gradients:
         self.rows = rows
 
     def begin(self, at: Position, contributor: int, weight: int) -> Handing:
-        """Return all that are there; they stay there."""
+        """Return a `Handing` of all gradients that backward passes have left; they stay there."""
         found = {name: parameter.grad for name, parameter in self.trained.items()}
         return Handing(
             at,
@@ -109,7 +109,7 @@ class Gradients:
         )
 
     def set_aside(self, handing: Handing) -> None:
-        """Take these away, if they are still there. Idempotent."""
+        """Remove these gradients from ``.grad``, if they are still there. Idempotent."""
         for name, gradient in handing.gradients.items():
             if (parameter := self.trained[name]).grad is gradient:
                 parameter.grad = None
@@ -124,7 +124,7 @@ class Gradients:
             self.rows[name].put_back(pending)
 
     def has_later(self, handing: Handing) -> bool:
-        """Return whether there are others than these."""
+        """Return whether backward passes have left gradients other than these."""
         return any(
             parameter.grad is not None and parameter.grad is not handing.gradients.get(name)
             for name, parameter in self.trained.items()
@@ -134,7 +134,7 @@ class Gradients:
         )
 
     def are_again(self, handing: Handing) -> bool:
-        """Return whether those that are there have the same numbers as these."""
+        """Return whether the gradients now in ``.grad`` have the same numbers as these."""
         now = self.begin(handing.at, 0, 1)
         return (
             now.gradients.keys() == handing.gradients.keys()
@@ -146,7 +146,7 @@ class Gradients:
         )
 
     def drop(self) -> None:
-        """Take all away."""
+        """Remove all gradients."""
         for parameter in self.trained.values():
             parameter.grad = None
         for rows in self.rows.values():

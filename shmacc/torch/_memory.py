@@ -16,7 +16,7 @@ Two slices of one tensor need a handful."""
 
 
 def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors of which one is a view of another, or of itself, wholly or in part.
+    """Refuse a tensor if it shares an element with another one, or if two of its elements are one.
 
     Slices of one tensor that have no element in common are accepted, also interleaved ones.
 
@@ -55,7 +55,7 @@ def check_attributes(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> N
 
     Args:
         model: The model.
-        tensors: Its parameters and buffers, by name, on the CPU.
+        tensors: The model's parameters and buffers, by name, on the CPU.
 
     Raises:
         InvalidArgumentError: An attribute, or an element of one that is a list, tuple or dict,
@@ -118,7 +118,7 @@ def place_of(one: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _reach(one: torch.Tensor) -> int:
-    """Return how many elements its memory spans; torch's strides are not negative."""
+    """Return how many elements a tensor's memory spans; torch's strides are not negative."""
     steps = zip(one.shape, one.stride(), strict=True)
     return 1 + sum((int(n) - 1) * int(step) for n, step in steps)
 
@@ -139,12 +139,9 @@ def _as_bytes(one: torch.Tensor) -> Any:
     """Return an array in the tensor's memory, whatever its dtype; its contents are not read."""
     size = one.element_size()
     interface = {
-        "version": 3,
-        "data": (one.data_ptr(), True),
-        "shape": tuple(one.shape),
-        "strides": tuple(step * size for step in one.stride()),
-        "typestr": f"|V{size}",
-    }
+        "version": 3, "data": (one.data_ptr(), True), "shape": tuple(one.shape),
+        "strides": tuple(step * size for step in one.stride()), "typestr": f"|V{size}",
+    }  # fmt: skip
     return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 

@@ -210,7 +210,7 @@ def check_same(model: nn.Module, shared: Mapping[str, Any], *, with_grad: bool) 
 
     Args:
         model: The model.
-        shared: Its parameters, and embeddings with tables, when it was shared.
+        shared: The model's parameters, and embeddings with tables, when it was shared.
         with_grad: Whether to refuse an additional parameter, too, if it has a gradient.
 
     Raises:

@@ -1,6 +1,7 @@
 """Each parameter's optimizer: chosen by patterns of names, or translated from torch's."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,9 @@ Schedule = Callable[[int], LearningRate]
 """From the number of an update to its learning rate."""
 
 
-def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
+def optimizer_of(
+    *optimizers: torch.optim.Optimizer, constraint: optim.Constraint | None = None
+) -> OptimizerOfTorch:
     """Return optimizers that compute as torch's; a chief's death leaves no update half made.
 
     They have torch's hyperparameters; each group of parameters keeps its own::
@@ -60,10 +63,12 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
     Args:
         optimizers: SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam, before their first step.
             Several must not share parameters: SparseAdam and Adam, for instance.
+        constraint: What holds of the parameters' rows after each update, which torch has not; a
+            gradient that is dense changes all rows.
 
     Raises:
         InvalidArgumentError: An optimizer of another class, one with an option that is not honoured
-            (the message names it), or one that has made steps.
+            (the message names it), or one that has made steps; no constraint of `shmacc.optim`.
     """
     parts = []
     for optimizer in optimizers:
@@ -80,7 +85,7 @@ def optimizer_of(*optimizers: torch.optim.Optimizer) -> OptimizerOfTorch:
                 f"This {name} has made steps, of which it keeps what would be lost: make a new one"
             )
         for group in optimizer.param_groups:
-            made = _convert(type(optimizer), dict(group))
+            made = replace(_convert(type(optimizer), dict(group)), constraint=constraint)
             parts += [Part(name, parameter, made) for parameter in group["params"]]
     return OptimizerOfTorch(tuple(parts))
 
@@ -109,7 +114,7 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
                 f"was torch's {type(chosen).__name__}: optimizer_of(it) makes one"
             )
     found = patterns.by_name(by_pattern, [*parameters, *tables], "an optimizer")
-    # By identity: these are tuples of parameters, which compare element by element.
+    # Compare by identity: these tuples have parameters, which compare element by element.
     for chosen in {id(one): one for one in found.values()}.values():
         if isinstance(chosen, OptimizerOfTorch):
             names = {name for name, one in found.items() if one is chosen}
@@ -247,13 +252,9 @@ def _taken(group: dict[str, Any], *options: str) -> list[Any]:
 
 
 _CONVERTERS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], optim.Optimizer]] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adagrad: _adagrad,
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adamw,
-    torch.optim.RMSprop: _rmsprop,
-    torch.optim.SparseAdam: _sparse_adam,
-}
+    torch.optim.SGD: _sgd, torch.optim.Adagrad: _adagrad, torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adamw, torch.optim.RMSprop: _rmsprop, torch.optim.SparseAdam: _sparse_adam,
+}  # fmt: skip
 
 
 def check_schedule(schedule: object, chosen: object) -> None:

@@ -20,6 +20,7 @@ from shmacc.errors import DeadlineExceededError, FinishedError, InvalidArgumentE
 from shmacc.torch import _clipping as clipping
 from shmacc.torch import _model as on_model
 from shmacc.torch import _run as run
+from shmacc.torch._buffers import alike
 from shmacc.torch._handing import Gradients, Handing, Position
 from shmacc.torch._memory import check_attributes
 from shmacc.torch._tables import rows_of
@@ -108,6 +109,7 @@ class Replica:
                 own.share(self._shared, name, trains=True)
             if rows:
                 clipping.watch(model)
+            self._group._handle.on_repeat(None)  # noqa: SLF001  repeats are `step` and `leave` again
             self._group._handle.be_contributor(self._rank)  # noqa: SLF001  from now on it counts
         except BaseException:
             on_failure.close()
@@ -123,6 +125,7 @@ class Replica:
         )
         check_attributes(model, self._parameters)
         self._places = on_model.place(self._parameters, self._shared)
+        self._buffers_before: dict[str, torch.Tensor] = {}  # as of the last update
         # Each buffer with its module, which may assign another tensor to this name later.
         self._shared_buffers = [
             (name, model.get_submodule(path.rpartition(".")[0]), on_model.in_memory(shared))
@@ -154,8 +157,9 @@ class Replica:
     def _follow(self, step: int) -> None:
         """Go on with this step of the group: copy the shared buffers, then keep the position."""
         position = Position(step, int(self._run[run.STEP]), self._at.made + 1)
-        for _, own, shared in self._buffers():
+        for name, own, shared in self._buffers():
             own.copy_(shared)
+            self._buffers_before[name] = own.clone()
         self._at = position
 
     def __enter__(self) -> Self:
@@ -291,8 +295,9 @@ class Replica:
                 gradient[name] = self._gradients.rows[name].gradient(pending)
         gradient |= {
             name: own
-            for name, own, shared in self._buffers()
-            if name in self._group.members and not torch.equal(own, shared)
+            for name, own, _ in self._buffers()
+            # Compared with the earlier buffer: the shared one may be newer than both.
+            if name in self._group.members and not alike(own, self._buffers_before[name])
         }
         self._group._awaited = handing.contributor, handing.answer  # noqa: SLF001
         self._group.apply(

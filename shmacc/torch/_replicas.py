@@ -22,7 +22,8 @@ class SyncReplicas(Chief):
 
     The model's parameters and buffers are in shared memory from now on; they are the same objects,
     and an optimizer may have them already. After a round, buffers (running statistics of
-    batch normalisation) are the mean of the replicas' buffers. Evaluate in ``model.eval()``.
+    batch normalisation) are the mean of the replicas' buffers; but those that the chief writes in
+    the round's block are as it wrote them. Evaluate in ``model.eval()``.
 
     Parameters that do not require grad are shared but not trained. A parameter without a gradient
     in any replica has ``.grad`` None; tied parameters count as one. Weights of `nn.Embedding` and

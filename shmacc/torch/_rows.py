@@ -79,7 +79,7 @@ class Rows:
         self.source = Source(spec, ids, rows)
 
     def put(self, source: Source) -> None:
-        """Use the rows that another call has replaced."""
+        """Use the rows of an earlier `Source` again, which another call has replaced."""
         self.source = source
 
     def share(self, shared: Any, name: str, *, trains: bool) -> None:
@@ -137,14 +137,14 @@ class Rows:
         """Collect the gradient that a backward pass has left in ``.grad`` of looked-up rows."""
         gradient, leaf.grad = leaf.grad, None
         if (pending := self.pending) is not None and gradient is not None:
-            # Without the row of zeros that stands for `padding_idx`.
+            # Leave out the row of zeros that stands for `padding_idx`.
             pending.append((ids, gradient.detach()[: len(ids)]))
 
     def gradient(self, pending: Pending | None = None) -> IndexedSlices | None:
         """Return pending gradients, as a group takes them; None: there are none.
 
         Args:
-            pending: Those that were set aside; None: those that are pending now.
+            pending: Gradients that were set aside; None: those that are pending now.
         """
         if not (found := self._pending if pending is None else pending):
             return None
@@ -168,7 +168,7 @@ class Rows:
         return pending[0][1]
 
     def set_aside(self, pending: Pending) -> None:
-        """Collect later gradients apart from these, from now on."""
+        """Collect later gradients apart from `pending`, if those are the pending ones."""
         if self._pending is pending:
             self._pending = []
 
@@ -190,7 +190,7 @@ class Rows:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give a copy or a pickle rows of its own."""
+        """Return a state in which a copy or pickle has rows of its own."""
         copied = Rows(self.spec)
         copied.keep(self.spec, *self.whole())
         copied.trained = self.trained

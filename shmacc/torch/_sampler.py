@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sized
 
-import torch
-
 from shmacc._values import arguments
+from shmacc._values.numbers import flag
+from shmacc._values.step_sampler import StepSampler as ByStep
 from shmacc.errors import InvalidArgumentError
 from shmacc.torch._replica import Replica
 
@@ -20,8 +20,9 @@ class StepSampler:
             loss(model(inputs), labels).backward()
             replica.step()
 
-    All replicas' batches together are an epoch's permutation; samples that do not fill a batch for
-    each replica are left out. A loader with worker processes asks for batches in advance, and
+    They are those of `shmacc.StepSampler`: each epoch is a permutation, divided among the replicas.
+    Samples that do not fill a batch for each replica are left out, unless ``drop_last=False``; then
+    the last batches are shorter. A loader with worker processes asks for batches in advance, and
     gets those of the next steps. So ``num_workers`` must be 0 unless replicas are synchronous, make
     one step per batch, and are in every round (see ``replicas_to_aggregate``), and the chief loads
     no checkpoint while they run.
@@ -36,6 +37,7 @@ class StepSampler:
         epochs: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        drop_last: bool = True,
     ) -> None:
         """Divide a dataset.
 
@@ -46,31 +48,37 @@ class StepSampler:
             epochs: How many times to go through the dataset; None: until the training ends.
             shuffle: Whether each epoch has a permutation of its own; else the dataset's order.
             seed: The permutations' seed, the same in all replicas.
+            drop_last: As for `shmacc.StepSampler`; with False, say ``replica.step(weight=...)``.
 
         Raises:
-            InvalidArgumentError: The dataset has less than a batch for each replica.
+            InvalidArgumentError: As for `shmacc.StepSampler`; or `epochs` is negative.
         """
-        self._size = len(dataset)
-        self._replica = replica
-        self._batch = arguments.int64(batch_size, "batch_size")
-        at_once = self._batch * replica.total_num_replicas
-        if self._batch < 1:
-            raise InvalidArgumentError(f"batch_size must be positive, but was {batch_size}")
-        if at_once > self._size:
+        if not isinstance(replica, Replica):
             raise InvalidArgumentError(
-                f"The dataset must have a batch for each replica ({replica.total_num_replicas} of "
-                f"batch_size {batch_size}), but has {self._size} samples"
+                f"replica must be a Replica, but was of {type(replica).__name__}"
             )
-        self._steps = self._size // at_once  # in an epoch
-        self._epochs = None if epochs is None else arguments.int64(epochs, "epochs")
-        self._shuffle, self._seed = shuffle, seed
-        self._order: tuple[int, list[int]] = -1, []  # the last epoch, and its order
+        replicas, own = replica.total_num_replicas, replica.rank
+        self._batches = ByStep(
+            len(dataset),
+            batch_size,
+            replicas,
+            own,
+            seed if flag(shuffle, "shuffle") else None,
+            drop_last,
+        )
+        self._replica = replica
+        self._end: int | None = None  # the first step after the last epoch
+        if epochs is not None:
+            times = arguments.int64(epochs, "epochs")
+            if times < 0:
+                raise InvalidArgumentError(f"epochs must not be negative, but was {times}")
+            self._end = times * self._batches.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield each batch as a list of sample numbers, starting at the replica's step."""
         seen = self._replica._at  # noqa: SLF001
         step = seen.global_step
-        while self._replica.running and (self._epochs is None or step < self._epochs * self._steps):
+        while self._replica.running and (self._end is None or step < self._end):
             yield self.batch(step)
             now = self._replica._at  # noqa: SLF001
             # The next step, if a batch is asked for in advance (`step` was not called since), or if
@@ -86,9 +94,9 @@ class StepSampler:
         Raises:
             TypeError: ``epochs`` is None.
         """
-        if self._epochs is None:
+        if self._end is None:
             raise TypeError("A StepSampler without epochs has no length: it ends with the training")
-        return max(0, self._epochs * self._steps - self._replica.global_step)
+        return max(0, self._end - self._replica.global_step)
 
     def batch(self, step: int) -> list[int]:
         """Return the numbers of the samples in this replica's batch.
@@ -96,14 +104,5 @@ class StepSampler:
         Args:
             step: The step, from 0.
         """
-        epoch, number = divmod(step, self._steps)
-        if self._order[0] != epoch:
-            self._order = epoch, self._order_of(epoch)
-        begin = (number * self._replica.total_num_replicas + self._replica.rank) * self._batch
-        return self._order[1][begin : begin + self._batch]
-
-    def _order_of(self, epoch: int) -> list[int]:
-        if not self._shuffle:
-            return list(range(self._size))
-        random = torch.Generator("cpu").manual_seed(self._seed + epoch)
-        return list(torch.randperm(self._size, generator=random, device="cpu").tolist())
+        numbers: list[int] = self._batches[step].tolist()
+        return numbers

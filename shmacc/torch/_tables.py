@@ -131,7 +131,7 @@ class TableEmbedding(nn.Module):
             )
         given, padding = arrays.as_array(ids, _IDS), None
         begins = None if self.mode is None else _begins(given.shape, offsets)
-        # As an index, an Ellipsis is all.
+        # An Ellipsis as an index means all elements.
         counted: Any = ... if self.padding_idx is None else given != self.padding_idx
         numbers = checked_ids(given[counted], _IDS)
         looked_up, places = np.unique(numbers, return_inverse=True)
@@ -246,7 +246,7 @@ def _begins(shape: tuple[int, ...], offsets: object) -> IndexArray:
     torch checks only the first and the last: bad ones in between let it read other memory.
 
     Args:
-        shape: That of the ids.
+        shape: The shape of the ids.
         offsets: The caller's.
 
     Raises:

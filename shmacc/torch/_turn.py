@@ -50,7 +50,7 @@ class Turn:
 
     @property
     def state(self) -> str:
-        """Its state, as the module's docstring names them: new, running, open, blocked or over."""
+        """The turn's state, one of the module's docstring: new, running, open, blocked or over."""
         states = {
             inspect.GEN_CREATED: "new",
             inspect.GEN_RUNNING: "running",

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from shmacc import optim
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._accumulators.taken import GroupTaken
 from shmacc._base.array_types import ValueArray
@@ -17,7 +16,6 @@ from shmacc._parameters.parameters import Parameters
 from shmacc._parameters.patterns import LearningRate
 from shmacc._parameters.shared_arrays import SharedArrays
 from shmacc._parameters.tables import Table
-from shmacc._segment.options import BY_MAKER
 from shmacc._values import arrays as as_arrays
 from shmacc._values.conversions.torch import tensor
 from shmacc._values.specs import TensorSpec
@@ -29,7 +27,7 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 
 
 class InPlace:
-    """For an optimizer of torch, which the block calls; the next chief notices a death there."""
+    """Updates by an optimizer of torch in the block; the next chief notices a death there."""
 
     places_buffers = True
 
@@ -56,9 +54,13 @@ class InPlace:
                 "block has raised. Go on from a checkpoint (load_state_dict)"
             )
 
+    def begins(self, group: AccumulatorGroup, step: int) -> bool:
+        """Return whether a block begins an update; False if another chief has ended this round."""
+        return step == group.global_step
+
     def begin(self, step: int) -> None:
-        """Have the parameters count as half updated until the update of this round has ended."""
-        # Not 0, which means complete, nor 1, which `load` writes.
+        """Mark the parameters as half updated, until the update of this round has ended."""
+        # Never 0 or 1: 0 means complete, and `load` writes 1.
         self._run[run.UPDATING] = step + 2
 
     def give_up(self) -> None:
@@ -92,7 +94,7 @@ class InPlace:
         for name, value in values.items():
             if name != run.RUN:
                 self.arrays[name] = value
-        # The arrays first: DONE says that all of them are written.
+        # Write the arrays first: DONE says that all of them are written.
         self._run[run.STEP] = values[run.RUN][run.STEP]
         self._run[run.DONE] = done
         self._run[run.UPDATING] = 0
@@ -149,23 +151,35 @@ class Atomic:
         values = {name: rows for name, rows in whole.items() if len(rows[0])}
         if not values:
             return
-        with AccumulatorGroup({"nothing": TensorSpec((), np.float32)}) as alone:
+        with (
+            AccumulatorGroup({"nothing": TensorSpec((), np.float32)}) as alone,
+            # Do not take the parameters of all hosts: only the group's rounds change those.
+            Parameters.attach(self.arrays.shared_name, owners=self.arrays._owners) as own,  # noqa: SLF001
+        ):
             alone.unlink()  # so that no name is left if this process dies
             alone.apply({}, 0)
             try:
                 with alone.round(1) as taken:
-                    self.arrays.skip(taken, values)
+                    own.skip(taken, values)
             except FailedPreconditionError:
                 if self.done == 0:
                     raise
 
+    def has_half(self, group: AccumulatorGroup) -> bool:
+        """Return whether a dead chief has left half an update."""
+        return group.stats().update is not None
+
     def check(self, group: AccumulatorGroup) -> None:
         """Undo a dead chief's half update, so that the block sees whole parameters."""
-        if group.stats().update is not None:
+        if self.has_half(group):
             self.arrays.snapshot()
 
+    def begins(self, group: AccumulatorGroup, step: int) -> bool:  # noqa: ARG002
+        """Return False: a block begins no update, since `end` makes it at once."""
+        return False
+
     def begin(self, step: int) -> None:
-        """Do nothing: `end` makes the update at once."""
+        """Do nothing."""
 
     def give_up(self) -> None:
         """Do nothing: no update has begun."""
@@ -177,7 +191,7 @@ class Atomic:
         values: Mapping[str, ValueArray],
         block: BlockChanges,
     ) -> None:
-        """Make the update; `values` are new contents of arrays that no optimizer changes."""
+        """Make the update; `values` are the new contents of arrays without an optimizer."""
         changed: dict[str, Any] = {}
         for name, one in trained.items():
             given = on_model.given(one, taken[name]) if name in taken else None
@@ -248,7 +262,7 @@ class Atomic:
         on_model.load(copy, state["model"])
         contents: dict[str, Any] = {n: own.detach() for n, own in on_model.tensors(copy).items()}
         contents |= values
-        if group.stats().update is not None:  # a dead chief left an update
+        if self.has_half(group):
             with group.round(1) as taken:
                 self.arrays.skip(taken)
         tables, restored = on_model.tables(copy), self.arrays.state()
@@ -273,24 +287,6 @@ class Atomic:
         self.arrays.restore(restored)
 
 
-def of_chief(
-    contents: Mapping[str, Any],
-    shared_name: str,
-    optimizer: Mapping[str, optim.Optimizer] | None,
-    options: Mapping[str, Any],
-) -> InPlace | Atomic:
-    """Make the shared arrays, or attach to them.
-
-    Raises:
-        As for `SharedArrays` and `Parameters`.
-    """
-    if optimizer is None:
-        return InPlace(SharedArrays(contents, shared_name, unlink_on_close=BY_MAKER, **options))
-    return Atomic(
-        Parameters(contents, shared_name, optimizer=optimizer, unlink_on_close=BY_MAKER, **options)
-    )
-
-
 def _alike(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> bool:
     if gradient is None or given is None:
         return gradient is given
@@ -307,6 +303,6 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         one.data_ptr() == other.data_ptr()
         and (one.dtype, one.stride()) == (other.dtype, other.stride())
-        # torch negates by a mark on a tensor of the same memory.
+        # torch negates by marking a tensor that shares the memory.
         and one.is_neg() == other.is_neg()
     )

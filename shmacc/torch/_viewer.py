@@ -98,7 +98,7 @@ class Viewer:
         A step is sealed before its round's block begins, and moves on after the block ends.
         """
         while True:
-            # Before the seal is looked at: a block that begins later moves this step on.
+            # Read the step before the seal: a block that begins later moves the step on.
             running, step = self._group.running, self._group.global_step
             if not self._group.stats().sealed:
                 copies = {name: array.copy() for name, array in self._shared.items()}
@@ -124,7 +124,7 @@ class Viewer:
         """
         last = -1
         while True:
-            # Before the parameters: a step that comes later ends the wait below at once.
+            # Read the step before the parameters: a later step ends the wait below at once.
             running, step = self.running, self._group.global_step
             if int(self._shared[run.RUN][run.STEP]) != last and (found := self.snapshot()) != last:
                 last = found

@@ -1,26 +1,9 @@
-"""Fixtures for tests of accumulators, and a hook that runs tests that are coroutines."""
+"""A hook that runs tests that are coroutines."""
 
 import asyncio
 import inspect
-from collections.abc import Iterator
 
 import pytest
-
-from shmacc import ConditionalAccumulator
-
-
-@pytest.fixture
-def lanes() -> int:
-    """Return the number of ``acc``'s lanes; test files may override it."""
-    return 1
-
-
-@pytest.fixture
-def acc(lanes: int) -> Iterator[ConditionalAccumulator]:
-    """A dense accumulator of sums, named "acc", unlinked at the end."""
-    with ConditionalAccumulator("f8", (), "acc", reduction_type="SUM", lanes=lanes) as made:
-        yield made
-        made.unlink()
 
 
 @pytest.hookimpl(tryfirst=True)

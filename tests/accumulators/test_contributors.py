@@ -1,6 +1,7 @@
 """A contributor's gradient counts once in a round, however often it is sent; weights count."""
 
 import itertools
+import logging
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,8 @@ def test_the_second_gradient_of_a_contributor_adds_nothing(acc: ConditionalAccum
         assert acc.apply_grad(40.0, contributor=7)
         assert acc.apply_grad(40.0, contributor=7, weight=3)
     assert acc.apply_grad(4.0)  # of nobody in particular
-    assert (acc.num_accumulated(), acc.stats().applied) == (3, 3)
+    stats = acc.stats()
+    assert (stats.num_accumulated, stats.applied, stats.repeated, stats.dropped) == (3, 3, 6, 0)
     assert acc.contributors().tolist() == [0, 7]
     taken = acc.take(3)
     assert (taken.value.item(), taken.count, taken.weight) == (7.0, 3, 3)
@@ -37,7 +39,7 @@ def test_the_second_gradient_of_a_contributor_adds_nothing(acc: ConditionalAccum
     assert taken.contributors.dtype == np.int64
 
 
-def test_a_stale_or_sealed_apply_is_false_whoever_it_is_from(acc: ConditionalAccumulator) -> None:
+def test_a_stale_or_sealed_apply_is_false_for_everybody(acc: ConditionalAccumulator) -> None:
     assert acc.apply_grad(1.0, contributor=1)
     assert not acc.apply_grad(1.0, -1, contributor=1)
     assert not acc.apply_grad(1.0, -1, contributor=2)
@@ -49,6 +51,53 @@ def test_a_stale_or_sealed_apply_is_false_whoever_it_is_from(acc: ConditionalAcc
     assert acc.stats().dropped == 4
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse", "group"])
+def test_an_asynchronous_gradient_not_added_is_logged_once(
+    kind: str, lanes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With NEVER_STALE it may be another gradient than the accepted one."""
+    make: Any = {
+        "dense": lambda: ConditionalAccumulator("f8", (), "told", lanes=lanes),
+        "sparse": lambda: SparseConditionalAccumulator("f8", (None,), "told", lanes=lanes),
+        "group": lambda: shmacc.AccumulatorGroup({"w": shmacc.TensorSpec(())}, "told", lanes=lanes),
+    }[kind]
+    gradient: Any = {"dense": [1.0], "sparse": [[1], [1.0], None], "group": [{"w": 1.0}]}[kind]
+    with make() as acc, make() as other:
+        for one in (acc, other):
+            apply = one.apply if kind == "group" else one.apply_grad
+            for _ in range(3):
+                assert apply(*gradient, 0, contributor=5)  # as a worker that was started again
+                assert apply(*gradient, shmacc.NEVER_STALE)
+            assert caplog.records == []
+            for _ in range(3):
+                assert apply(*gradient, shmacc.NEVER_STALE, contributor=5)
+            [record] = caplog.records
+            assert (record.name, record.levelno) == ("shmacc", logging.WARNING)
+            text = record.getMessage()
+            assert all(each in text for each in ("'told'", "contributor 5", "id of its own"))
+            assert "leave contributor= out" in text
+            caplog.clear()
+        assert (acc.stats().repeated, acc.num_accumulated()) == (2 + 3 + 3 + 3, 1 + 3 + 3)
+        acc.unlink()
+
+
+def test_a_handler_that_raises_in_the_warning_loses_no_answer(acc: ConditionalAccumulator) -> None:
+    class Raises(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise KeyError(record.name)
+
+    handler = Raises()
+    acc.apply_grad(1.0, contributor=1)
+    logging.getLogger("shmacc").addHandler(handler)
+    try:
+        with pytest.raises(KeyError):
+            acc.apply_grad(1.0, shmacc.NEVER_STALE, contributor=1)
+    finally:
+        logging.getLogger("shmacc").removeHandler(handler)
+    assert acc.apply_grad(1.0, shmacc.NEVER_STALE, contributor=1)
+    assert (acc.stats().repeated, acc.num_accumulated()) == (2, 1)
+
+
 def test_hundreds_of_contributors_are_kept_apart(acc: ConditionalAccumulator) -> None:
     who = np.random.default_rng(1).integers(0, LAST, 300, endpoint=True).tolist()
     for contributor in who * 2:
@@ -58,16 +107,8 @@ def test_hundreds_of_contributors_are_kept_apart(acc: ConditionalAccumulator) ->
     assert taken.contributors.tolist() == sorted(who)
 
 
-def test_bad_contributors_and_weights_are_refused() -> None:
-    bad: list[dict[str, Any]] = [
-        *({"contributor": who} for who in (-1, 2**63, 1.0, True, "me", [1], np.float32(1))),
-        *({"weight": weight} for weight in (0, -1, 1.0, True, "2", MOST + 1, None)),
-    ]
+def test_a_contributor_may_be_numpys_integer() -> None:
     with ConditionalAccumulator("f4") as acc:
-        for given in bad:
-            with refused():
-                acc.apply_grad(1.0, **given)
-        assert acc.num_accumulated() == 0
         numpys: Any = np.int32(3)
         assert acc.apply_grad(1.0, contributor=numpys)
         assert acc.contributors().tolist() == [3]
@@ -97,7 +138,7 @@ WEIGHTS: Final = (3, 1, 2)
     ("name", "reduction"), list(zip(ELEMENTS, itertools.cycle(layout.REDUCTIONS), strict=False))
 )
 def test_a_weight_counts_as_so_many_equal_gradients(name: str, reduction: str) -> None:
-    """In the sum, in the divisor and in the quorum; for small whole numbers."""
+    """This holds for the sum, the divisor and the quorum, with small whole numbers."""
     element = ELEMENTS[name]
     rng = np.random.default_rng(len(name))
     grads = [rng.integers(0, 3, (2, 2)).astype(element.plain).view(element.dtype) for _ in WEIGHTS]

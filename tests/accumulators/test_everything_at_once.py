@@ -77,12 +77,8 @@ def cancel(acc: Any, _books: Books, rng: random.Random, _identity: int) -> None:
 
 
 ROLES: Final[dict[Callable[..., None], int]] = {
-    apply: 300,
-    take: 100,
-    pass_on: 100,
-    take_and_close: 15,
-    cancel: 15,
-}
+    apply: 300, take: 100, pass_on: 100, take_and_close: 15, cancel: 15,
+}  # fmt: skip
 REFUSALS: Final = (
     *(errors.DeadlineExceededError, errors.CancelledError, errors.FailedPreconditionError),
 )
@@ -232,13 +228,10 @@ def open_and_close(acc: Any, _number: int) -> None:
 ANY: Final = (empty, look, look, describe, wait_a_little, open_and_close)
 
 
-@pytest.mark.parametrize(
-    ("kind", "parts"),
-    [
-        (SparseConditionalAccumulator, (add_rows, add_rows, overflow)),
-        (ConditionalAccumulator, (add_array, add_array)),
-    ],
-)
+@pytest.mark.parametrize(("kind", "parts"), [
+    (SparseConditionalAccumulator, (add_rows, add_rows, overflow)),
+    (ConditionalAccumulator, (add_array, add_array)),
+])  # fmt: skip
 def test_readers_without_the_lock_see_one_commit(kind: Any, parts: tuple[Any, ...]) -> None:
     parts += ANY
     together = threading.Barrier(len(parts))

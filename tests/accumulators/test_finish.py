@@ -1,4 +1,4 @@
-"""When a run is finished, all waits end, and calls that come later are told."""
+"""When a run is finished, all waits end, and later calls raise or return False."""
 
 import asyncio
 import pickle
@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.apart import Apart, Pipe
-from helpers.support import LONG, until
+from helpers.lock_holder import activities
+from helpers.support import LONG, left_behind, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors
@@ -38,18 +39,14 @@ def test_a_finished_run_accepts_and_returns_nothing(acc: ConditionalAccumulator)
     assert acc.apply_partial(partial, NEVER_STALE) is False
     assert acc.stats().dropped == 3
     for wait in (
-        lambda: acc.take(1),
-        lambda: acc.take_grad(1),
-        lambda: acc.take(5, at_least=1, timeout=0),
-        lambda: acc.round(1).__enter__(),
-        lambda: acc.wait_step(0),
-        lambda: acc.take_partial(2),
-    ):
+        lambda: acc.take(1), lambda: acc.take_grad(1), lambda: acc.take(5, at_least=1, timeout=0),
+        lambda: acc.round(1).__enter__(), lambda: acc.wait_step(0), lambda: acc.take_partial(2),
+    ):  # fmt: skip
         with pytest.raises(errors.FinishedError) as caught:
             wait()
         again = pickle.loads(pickle.dumps(caught.value))
         assert (again.step, again.accumulated, str(again)) == (0, 1, str(caught.value))
-    # What is pending can be read.
+    # Pending gradients can still be read.
     assert acc.snapshot().value == 1.5
     assert acc.contributors().tolist() == [4]
     assert acc.state()
@@ -85,21 +82,20 @@ def wait_for_it(how: str, *, pipe: Pipe) -> str:
 
 
 def until_somebody(activity: str) -> None:
-    """Return when another process does this."""
-    until(lambda: any(activity in p.activity for p in shmacc.inspection.describe(NAME).processes))
+    """Return when another process is in this activity."""
+    until(lambda: any(activity in what for _, what in activities(NAME)))
 
 
 @pytest.mark.parametrize("how", WAITS)
-def test_a_wait_in_another_process_ends(acc: ConditionalAccumulator, how: str) -> None:
+def test_finish_ends_a_wait_in_another_process(acc: ConditionalAccumulator, how: str) -> None:
     acc.apply_grad(1.0)
-    with Apart(wait_for_it, how) as process:
-        process.hear()
+    with Apart(wait_for_it, how).ready() as process:
         until_somebody("waits")
         acc.finish()
         assert process.result() == "FinishedError"
 
 
-def test_all_that_wait_in_the_queue_end(acc: ConditionalAccumulator) -> None:
+def test_finish_ends_all_takes_in_the_queue(acc: ConditionalAccumulator) -> None:
     with ThreadPoolExecutor() as pool:
         waits = [pool.submit(acc.take, number) for number in (2, 3, 4)]
         until(lambda: acc.stats().waiting == 3)
@@ -167,8 +163,7 @@ def test_finish_does_not_wait_for_a_stopped_process(acc: ConditionalAccumulator)
             while True:
                 own.take_partial(0)
 
-    with Apart(hold_the_lock) as process:
-        process.hear()
+    with Apart(hold_the_lock).ready() as process:
         for _ in range(20):  # sometimes it holds the lock
             process.signal(signal.SIGSTOP)
             acc.finish()
@@ -198,12 +193,10 @@ def test_a_restore_begins_the_run_again(acc: ConditionalAccumulator) -> None:
 def create_and(end: str, *, pipe: Pipe) -> None:
     """Create a segment that is removed at this process's end, and act."""
     acc = ConditionalAccumulator("f8", (), NAME, unlink_on_close=True)
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
     if end == "unlink":
         acc.unlink()
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
     if end == "del":
         del acc
     else:
@@ -213,14 +206,15 @@ def create_and(end: str, *, pipe: Pipe) -> None:
 @pytest.mark.parametrize("end", ["close", "del"])
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_a_close_that_unlinks_finishes_the_run(end: str) -> None:
-    with Apart(create_and, end) as creator:
-        creator.hear()
-        with Apart(wait_for_it, "wait_step") as worker:
-            worker.hear()
-            until_somebody("waits for the step")
-            creator.say()
-            assert worker.result() == "FinishedError"
-    assert shmacc.inspection.leftovers(NAME) == ()
+    with (
+        Apart(create_and, end).ready() as creator,
+        Apart(wait_for_it, "wait_step").ready() as worker,
+    ):
+        until_somebody("waits for the step")
+        creator.say()
+        assert worker.result() == "FinishedError"
+        creator.result()
+    assert left_behind() == ()
 
 
 CHIEF: Final = """
@@ -244,7 +238,7 @@ CHIEF: Final = """
 
 
 def test_a_program_that_ends_normally_finishes_the_run() -> None:
-    """Its own waiting threads are not told: they would print errors at its end."""
+    """Threads of the program that wait get no error, which they would print at the end."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(CHIEF)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as chief:
         assert chief.stdout is not None
@@ -254,12 +248,12 @@ def test_a_program_that_ends_normally_finishes_the_run() -> None:
             until_somebody("waits for the step")
             assert chief.communicate("end\n", timeout=LONG) == ("waits\n", "")
             assert isinstance(waiting.exception(), errors.FinishedError)
-    assert shmacc.inspection.leftovers(NAME) == ()
+    assert left_behind() == ()
 
 
 @pytest.mark.parametrize("unlink_on_close", [True, False])
 def test_waits_of_a_closed_handle_end_by_the_close(*, unlink_on_close: bool) -> None:
-    """Though the close finishes the run as well, which other processes are told."""
+    """The close also finishes the run, which only other processes' waits report."""
     name = NAME if unlink_on_close else None  # a private one goes with its handle, too
     acc = ConditionalAccumulator("f8", (), name, unlink_on_close=unlink_on_close)
     with ThreadPoolExecutor() as executor, pickle.loads(pickle.dumps(acc)) as others:
@@ -271,17 +265,13 @@ def test_waits_of_a_closed_handle_end_by_the_close(*, unlink_on_close: bool) -> 
         assert isinstance(other.exception(), errors.FinishedError)
 
 
-def test_unlink_alone_finishes_nothing() -> None:
-    with Apart(create_and, "unlink") as creator:
-        creator.hear()
-        with ConditionalAccumulator.attach(NAME) as acc:
-            creator.say()
-            creator.hear()
-            assert acc.running
-            assert acc.apply_grad(1.0)
-            creator.say()
-            creator.result()
-            assert not acc.running
+def test_unlink_does_not_finish_the_run() -> None:
+    with Apart(create_and, "unlink").ready() as creator, ConditionalAccumulator.attach(NAME) as acc:
+        creator.turn()
+        assert acc.running
+        assert acc.apply_grad(1.0)
+        creator.finish()
+        assert not acc.running
 
 
 @pytest.mark.parametrize("how", ["attach", "create"])

@@ -11,26 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shmacc
-from shmacc import (
-    AccumulatorGroup,
-    GroupPartial,
-    IndexedSlices,
-    IndexedSlicesSpec,
-    TensorSpec,
-    errors,
-    inspection,
-)
+from shmacc import errors, inspection
 
 TWO: Final = {
-    "emb": IndexedSlicesSpec((10, 2), "float32"),
-    "fc": TensorSpec((3,), "float32", reduction_type="SUM"),
+    "emb": shmacc.IndexedSlicesSpec((10, 2), "float32"),
+    "fc": shmacc.TensorSpec((3,), "float32", reduction_type="SUM"),
 }
 GRADIENT: Final = {"emb": ([7, 3], [[1, 2], [3, 4]]), "fc": [1, 2, 3]}
 
 
 def make_group(*args: Any, **keywords: Any) -> Any:
     """Make a group as Any, since each test knows which members are sparse; with a name."""
-    return AccumulatorGroup(*args, unlink_on_close=True, **keywords)
+    return shmacc.AccumulatorGroup(*args, unlink_on_close=True, **keywords)
 
 
 _apply: Final = st.tuples(
@@ -53,9 +45,7 @@ _deeds: Final = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(deeds=_deeds, lanes=st.sampled_from((1, 1, 2, 3)))
-def test_any_sequence_of_calls_gives_the_models_results(
-    deeds: list[tuple[Any, ...]], lanes: int
-) -> None:
+def test_any_calls_give_the_models_results(deeds: list[tuple[Any, ...]], lanes: int) -> None:
     one, other = ModelledGroup(lanes), ModelledGroup(1)
     with one.group, other.group:
         for deed, *how in deeds:
@@ -86,14 +76,12 @@ BAD: Final[list[tuple[str, Any]]] = [
     *(("fc", [[1, 2, 3]]), ("fc", [1, 2]), ("fc", "four"), ("fc", np.array([1j, 2, 3]))),
     *(("emb", [1, 2, 3]), ("emb", ([10], [[1, 2]])), ("emb", ([-1], [[1, 2]]))),
     *(("emb", ([1, 2], [[1, 2]])), ("emb", ([1], [[1, 2, 3]]))),
-    ("emb", IndexedSlices([[1.0, 2.0]], [1], [10, 3])),
+    ("emb", shmacc.IndexedSlices([[1.0, 2.0]], [1], [10, 3])),
 ]
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_a_members_bad_gradient_names_it_and_adds_nothing(
-    group: Any, name: str, value: Any
-) -> None:
+def test_an_error_names_the_member_and_nothing_is_added(group: Any, name: str, value: Any) -> None:
     assert group.apply(GRADIENT, 0)
     with pytest.raises(errors.InvalidArgumentError, match=repr(name)) as caught:
         group.apply(GRADIENT | {name: value}, 0)
@@ -117,7 +105,9 @@ def test_an_unknown_member_is_refused(group: Any) -> None:
 def test_an_unused_member_costs_what_the_documentation_says(lanes: int) -> None:
     """1 KiB, with up to three lanes."""
     members, page = 1000, 4096
-    with make_group({f"m{i}": TensorSpec((2,)) for i in range(members)}, "sized", lanes=lanes):
+    with make_group(
+        {f"m{i}": shmacc.TensorSpec((2,)) for i in range(members)}, "sized", lanes=lanes
+    ):
         (summary,) = inspection.list_segments("sized")
         directory = members * 64
         assert summary.bytes_reserved <= 320 * lanes * members + directory + (lanes + 8) * page
@@ -132,7 +122,7 @@ def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
     for call in (
         lambda: group.apply(Repeating(GRADIENT), 0),
         lambda: group.apply_partial(repeating),
-        lambda: AccumulatorGroup(Repeating(TWO)),
+        lambda: shmacc.AccumulatorGroup(Repeating(TWO)),
     ):
         with pytest.raises(errors.InvalidArgumentError, match=r"'(emb|fc)'.* more than once"):
             call()
@@ -141,8 +131,8 @@ def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
 
 def test_a_wrong_round_shape_in_one_member_undoes_the_gradient() -> None:
     specs = {
-        "first": IndexedSlicesSpec((None, 2), "int64", reduction_type="SUM"),
-        "free": TensorSpec(None, "float32"),
+        "first": shmacc.IndexedSlicesSpec((None, 2), "int64", reduction_type="SUM"),
+        "free": shmacc.TensorSpec(None, "float32"),
     }
     with make_group(specs) as group:
         assert group.apply({"first": ([1], [[1, 1]]), "free": [1, 2]}, 0)
@@ -157,9 +147,9 @@ def test_a_wrong_round_shape_in_one_member_undoes_the_gradient() -> None:
 @pytest.mark.parametrize("last", [True, False])
 def test_an_overflow_in_one_member_undoes_the_gradient(*, last: bool) -> None:
     specs = {
-        name: TensorSpec((), "int64", reduction_type="SUM")
+        name: shmacc.TensorSpec((), "int64", reduction_type="SUM")
         if name == "dense"
-        else IndexedSlicesSpec((None, 1), "int64", reduction_type="SUM")
+        else shmacc.IndexedSlicesSpec((None, 1), "int64", reduction_type="SUM")
         for name in (("rows", "dense", "full") if last else ("full", "rows", "dense"))
     }
     with make_group(specs) as group:
@@ -178,8 +168,8 @@ def test_an_overflow_in_one_member_undoes_the_gradient(*, last: bool) -> None:
 
 def test_a_result_that_overflows_names_its_member_and_keeps_the_round() -> None:
     specs = {
-        "fine": TensorSpec((), "float32"),
-        "small": TensorSpec((), "int8", reduction_type="SUM"),
+        "fine": shmacc.TensorSpec((), "float32"),
+        "small": shmacc.TensorSpec((), "int8", reduction_type="SUM"),
     }
     with make_group(specs) as group:
         for _ in range(2):
@@ -191,56 +181,36 @@ def test_a_result_that_overflows_names_its_member_and_keeps_the_round() -> None:
 
 
 def test_a_group_may_have_as_many_members_as_documented() -> None:
-    specs = {f"layer.{i}.weight": TensorSpec((2,), "float32") for i in range(4096)}
+    specs = {f"layer.{i}.weight": shmacc.TensorSpec((2,), "float32") for i in range(4096)}
     with make_group(specs, "many") as group:
         assert group.apply({name: [i, 1] for i, name in enumerate(specs)}, 0)
         assert group.apply({"layer.4095.weight": [1, 1]}, 0)
         other: Any
-        with AccumulatorGroup.attach("many") as other:
+        with shmacc.AccumulatorGroup.attach("many") as other:
             assert other.members.keys() == specs.keys()
             taken = other.take(2)
         assert len(taken) == 4096
         np.testing.assert_array_equal(taken["layer.77.weight"].value, [77, 1])
         np.testing.assert_array_equal(taken["layer.4095.weight"].value, [2048, 1])
     with pytest.raises(errors.InvalidArgumentError, match="1 to 4096 members"):
-        make_group(specs | {"one more": TensorSpec()})
+        make_group(specs | {"one more": shmacc.TensorSpec()})
 
 
-def test_which_names_of_members_are_accepted() -> None:
+def test_names_of_members_are_accepted_or_refused_as_documented() -> None:
     names = ["a", "x" * 200, "décodeur", "層" * 200, "['enc'][0].w", "a/b c"]
-    with make_group(dict.fromkeys(names, TensorSpec(())), "named") as group:
+    with make_group(dict.fromkeys(names, shmacc.TensorSpec(())), "named") as group:
         assert group.apply(dict.fromkeys(names, 2), 0)
-        with AccumulatorGroup.attach("named") as other:
+        with shmacc.AccumulatorGroup.attach("named") as other:
             assert list(other.take(1)) == names
 
 
 def test_members_that_are_no_mapping_of_specs_are_refused() -> None:
     for name in ("", "x" * 201, "a\0b", "a\nb", "\x7f", 3, None, b"bytes"):
         with pytest.raises(errors.InvalidArgumentError, match="name"):
-            make_group({name: TensorSpec()})
-    for specs in (None, 4, [("a", TensorSpec())], {"a": "float32"}, {"a": None}, {}):
+            make_group({name: shmacc.TensorSpec()})
+    for specs in (None, 4, [("a", shmacc.TensorSpec())], {"a": "float32"}, {"a": None}, {}):
         with refused():
             make_group(specs)
-
-
-DIFFERENT: Final[dict[tuple[str, str, str], dict[str, Any]]] = {
-    ("dtype of member 'fc'", "float32", "int8"): TWO | {"fc": TensorSpec((3,), "int8")},
-    ("shape of member 'emb'", "[10,2]", "[10,3]"): TWO | {"emb": IndexedSlicesSpec((10, 3))},
-    ("kind of member 'emb'", "sparse", "dense"): TWO | {"emb": TensorSpec((10, 2))},
-    ("reduction_type of member 'fc'", "SUM", "MEAN"): TWO | {"fc": TensorSpec((3,))},
-    ("member 'more'", "none", "dense float32 <unknown> MEAN"): TWO | {"more": TensorSpec()},
-    ("member 'emb'", "sparse float32 [10,2] MEAN", "none"): {"fc": TWO["fc"]},
-}
-
-
-def test_a_difference_names_the_member_and_both_values() -> None:
-    with make_group(TWO, "agreed"):
-        for said, specs in DIFFERENT.items():
-            with pytest.raises(errors.InvalidArgumentError) as caught:
-                make_group(specs, "agreed")
-            error = caught.value
-            assert (error.what, error.existing, error.asked) == said
-            assert all(word in str(error) for word in said)
 
 
 def test_members_may_be_given_in_another_order() -> None:
@@ -256,13 +226,13 @@ def test_attach_returns_the_group() -> None:
         make_group(TWO, "attached", reduction_type="CMEAN", lanes=2, capacity=9),
         shmacc.attach("attached") as found,
     ):
-        assert isinstance(found, AccumulatorGroup)
+        assert isinstance(found, shmacc.AccumulatorGroup)
         assert (found.lanes, found.capacity, found.reduction_type) == (2, 9, "CMEAN")
         assert found.members["emb"].reduction_type == "CMEAN"
         assert found.members["fc"].reduction_type == "SUM"
         assert found.members["emb"].shape == (10, 2)
-        assert isinstance(found.members["emb"], IndexedSlicesSpec)
-        assert not isinstance(found.members["fc"], IndexedSlicesSpec)
+        assert isinstance(found.members["emb"], shmacc.IndexedSlicesSpec)
+        assert not isinstance(found.members["fc"], shmacc.IndexedSlicesSpec)
 
 
 def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
@@ -271,7 +241,7 @@ def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
         group.apply({"fc": [1, 1, 1]}, 0)
         far.apply(GRADIENT, 0)
         partial = group.take_partial(2)
-        assert isinstance(partial, GroupPartial)
+        assert isinstance(partial, shmacc.GroupPartial)
         assert far.apply_partial(pickle.loads(pickle.dumps(partial)))
         taken = far.take(3, timeout=0)
         assert (taken.count, taken.weight, taken["emb"].weight) == (3, 5, 4)
@@ -284,13 +254,11 @@ def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"count": 5}, {"weight": 9}, {"count": 0}])
-def test_a_partial_whose_members_count_more_than_it_is_refused(
-    group: Any, changed: dict[str, int]
-) -> None:
+def test_a_partial_whose_members_count_more_is_refused(group: Any, changed: dict[str, int]) -> None:
     fields: dict[str, Any] = {"count": 1, "step": 0} | changed
     of_fc = shmacc.DensePartial(np.ones(3, np.float32), **fields)
     with pytest.raises(errors.InvalidArgumentError, match="'fc'"):
-        group.apply_partial(GroupPartial({"fc": of_fc}, 2, 0))
+        group.apply_partial(shmacc.GroupPartial({"fc": of_fc}, 2, 0))
     group.apply(GRADIENT, 0)
     with pytest.raises(errors.InvalidArgumentError, match="take_partial"):
         group.apply_partial(group.take(1))  # no partial

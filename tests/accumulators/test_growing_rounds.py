@@ -36,7 +36,7 @@ def gradient(
 
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "quint8"])
-def test_every_row_comes_out_once_whatever_the_round_before(name: str) -> None:
+def test_each_row_is_taken_once_whatever_the_previous_round_held(name: str) -> None:
     element = ELEMENTS[name]
     rng = np.random.default_rng(3)
     with SparseConditionalAccumulator(name, reduction_type="SUM") as acc:
@@ -68,7 +68,7 @@ def test_every_row_comes_out_once_whatever_the_round_before(name: str) -> None:
 
 
 def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
-    """By 1.5 times the rows plus 16 bytes each, the largest gradient, and 1 MiB."""
+    """The bound is 1.5 times the rows plus 16 bytes each, the largest gradient, and 1 MiB."""
     width, each = 16, 20_000
     with SparseConditionalAccumulator("f8", None, "rows", unlink_on_close=True) as acc:
         (segment,) = Path(SHM_DIRECTORY).glob(f"shmacc.*{namespace}*rows*")
@@ -93,7 +93,7 @@ SMALL_ROUNDS: Final = 8  # after so many in a row memory is given back
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
-def test_memory_stays_while_large_rounds_come_back(kind: str, namespace: str) -> None:
+def test_memory_stays_reserved_while_large_rounds_return(kind: str, namespace: str) -> None:
     """Reserving it again in every other round would cost more than the rounds."""
     width, many = 16, 20_000
     of_kind: Any = SparseConditionalAccumulator if kind == "sparse" else ConditionalAccumulator
@@ -130,9 +130,7 @@ SPECS: Final = {"rows": IndexedSlicesSpec((None, 16), "f4"), "array": TensorSpec
 
 
 @pytest.mark.parametrize("kind", ["group", "parameters"])
-def test_memory_for_undoing_a_restore_is_freed_after_it(
-    kind: str, tmp_path: Path, namespace: str
-) -> None:
+def test_repeated_restores_need_no_more_memory(kind: str, tmp_path: Path, namespace: str) -> None:
     """The segment needs no more memory than before; the undo log has at least 3 MiB."""
     one: Any
     if kind == "group":

@@ -31,13 +31,10 @@ def partial(indices: Any, values: Any) -> SparsePartial:
 def restored(acc: Any, indices: Any, values: Any) -> None:
     one = np.array(1)
     of_member = {
-        "0.values": values,
-        "0.indices": indices,
+        "0.values": values, "0.indices": indices,
         "0.row_counts": np.ones(len(indices), np.int64),
-        "0.shape": np.array([-1, *values.shape[1:]]),
-        "0.count": one,
-        "0.weight": one,
-    }
+        "0.shape": np.array([-1, *values.shape[1:]]), "0.count": one, "0.weight": one,
+    }  # fmt: skip
     acc.restore(acc.state() | of_member | {"count": one, "weight": one})
 
 
@@ -138,7 +135,7 @@ def test_hashed_ids_are_sorted_by_all_their_bits(number: int) -> None:
     np.testing.assert_array_equal(taken.values, values[order])
 
 
-def test_a_row_is_not_confused_with_one_at_its_distance() -> None:
+def test_a_row_is_not_confused_with_another_one_in_the_same_bucket() -> None:
     """Rows 0 and 3 are three places apart, so 2 is looked for in between, where 100 is."""
     with SparseConditionalAccumulator("float64", reduction_type="SUM") as acc:
         for ids in ([0, 1], [100], [3], [0, 2, 3]):
@@ -149,16 +146,11 @@ def test_a_row_is_not_confused_with_one_at_its_distance() -> None:
     }  # fmt: skip
 
 
-# Of an accumulator, and of the rows of a gradient that must not get in: it would settle the round.
+# Shapes of an accumulator, and of a gradient that it must refuse: it would settle the round's.
 WRONG: Final[list[tuple[tuple[int, ...], tuple[int, ...]]]] = [
-    ((10,), (1,)),
-    ((10,), (1, 1)),
-    ((10, 2), (2, 1)),
-    ((10, 2), (2, 3)),
-    ((10, 2, 3), (2, 3, 1)),
-    ((10, 0), (0, 1)),
-    ((0, 2), (2, 2)),
-]
+    ((10,), (1,)), ((10,), (1, 1)), ((10, 2), (2, 1)), ((10, 2), (2, 3)), ((10, 2, 3), (2, 3, 1)),
+    ((10, 0), (0, 1)), ((0, 2), (2, 2)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", [*WAYS, *OTHER_WAYS])
@@ -201,7 +193,7 @@ FIRST: Final = 7
 
 
 def zipf_ids(count: int, seed: int, apart: int = 1) -> Any:
-    """Draw ids with repeats; frequent ones are anywhere in the table."""
+    """Draw ids with repeats; the frequent ids are spread over the table."""
     rng = np.random.default_rng(seed)
     ids = rng.permutation(TABLE_ROWS)[(rng.zipf(1.2, count) - 1) % TABLE_ROWS]
     assert np.unique(ids).size < count

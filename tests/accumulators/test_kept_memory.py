@@ -31,7 +31,7 @@ def _nothing_kept() -> None:
 
 
 def lazily_free(address: int) -> int:
-    """Bytes at this address that the kernel may take."""
+    """Return the bytes at this address that the kernel may reclaim."""
     overlaps, total = False, 0
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if match := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -70,7 +70,7 @@ def test_results_in_use_do_not_share_memory() -> None:
     assert all((piece == piece[0]).all() for piece in held)
 
 
-def test_a_small_result_does_not_hold_a_large_piece() -> None:
+def test_a_small_result_does_not_reuse_a_large_piece() -> None:
     large = filled(1, 3 * LARGE)
     address = large.ctypes.data
     del large
@@ -96,7 +96,7 @@ def test_kept_memory_is_freed_when_a_result_needs_it() -> None:
 
 
 def allocated() -> int:
-    """Bytes that malloc has given out, from wherever."""
+    """Return the bytes that malloc has allocated, in all of its arenas."""
 
     class Mallinfo2(ctypes.Structure):
         _fields_: ClassVar = [(f"field_{i}", ctypes.c_size_t) for i in range(10)]
@@ -158,7 +158,7 @@ def _locks_all() -> bool:
 @needs_mallinfo
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer's shadow does not fit into memory")
 def test_nothing_is_kept_by_a_process_that_locks_its_memory() -> None:
-    """The kernel could not take it."""
+    """The kernel could not reclaim locked memory."""
     if not run_apart(_locks_all):
         pytest.skip("this user may not lock so much memory")
 

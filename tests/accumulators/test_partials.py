@@ -38,16 +38,14 @@ def test_row_counts_and_weights_decide_the_mean() -> None:
     ("kind", "gradient"),
     [(ConditionalAccumulator, ([1.0],)), (SparseConditionalAccumulator, ([1], [1.0]))],
 )
-def test_a_seal_refuses_gradients_of_the_step_that_come_later(
-    kind: Any, gradient: tuple[Any, ...]
-) -> None:
+def test_a_seal_refuses_later_gradients_of_the_step(kind: Any, gradient: tuple[Any, ...]) -> None:
     with kind(np.float32) as acc:
         acc.apply_grad(*gradient)
         with pytest.raises(errors.DeadlineExceededError):
             acc.take_partial(2, timeout=0, seal=True)  # does not seal
         partial = acc.take_partial(1, seal=True)
         assert partial.count == 1
-        # Whatever its step; a partial from elsewhere, too. Each is counted as dropped.
+        # A gradient of any step is refused, and so is a partial. Each is counted as dropped.
         for step in (0, 1, shmacc.NEVER_STALE):
             assert acc.apply_grad(*gradient, local_step=step) is False
         assert acc.apply_partial(partial) is False
@@ -63,7 +61,7 @@ def test_a_seal_refuses_gradients_of_the_step_that_come_later(
         assert acc.apply_grad(*gradient, local_step=1) is True
 
 
-def test_partials_that_do_not_fit_are_refused() -> None:
+def test_partials_of_another_kind_or_shape_are_refused() -> None:
     with ConditionalAccumulator("f4", (2,)) as acc, SparseConditionalAccumulator("f4") as rows:
         acc.apply_grad([1.0, 2.0])
         rows.apply_grad([0], [1.0])
@@ -83,18 +81,14 @@ def test_partials_that_do_not_fit_are_refused() -> None:
 def row_partial(**changes: Any) -> SparsePartial:
     """The sums of two gradients in rows 3 and 5, with the given fields changed."""
     fields: dict[str, Any] = {
-        "indices": np.array([5, 3]),
-        "values": np.ones((2, 1), np.float32),
-        "shape": np.array([-1, 1]),
-        "row_counts": np.array([1, 2]),
-        "count": 2,
-        "step": 0,
-    }
+        "indices": np.array([5, 3]), "values": np.ones((2, 1), np.float32),
+        "shape": np.array([-1, 1]), "row_counts": np.array([1, 2]), "count": 2, "step": 0,
+    }  # fmt: skip
     return SparsePartial(**(fields | changes))
 
 
 def test_rows_of_a_partial_do_not_repeat() -> None:
-    """Their counts would exceed the gradients'. Their order does not matter."""
+    """Counts of repeated rows would exceed the gradients'. The rows' order does not matter."""
     four = {"values": np.ones((4, 1), "f4"), "row_counts": [1, 1, 1, 1]}
     with SparseConditionalAccumulator("f4") as acc:
         for step in (0, 1):  # fresh, then stale

@@ -38,9 +38,7 @@ def take_one(num_required: int, timeout: float = LONG) -> tuple[float, int, int]
 
 
 @every_start_method
-def test_processes_meet_by_pickled_handles_and_names(
-    crew: Crew, acc: ConditionalAccumulator
-) -> None:
+def test_processes_meet_by_pickled_handle_and_name(crew: Crew, acc: ConditionalAccumulator) -> None:
     children = [crew.start(apply_one, acc, 1.0)]
     children.append(crew.start(open_and_apply, 2.0))
     assert [child.result() for child in children] == [True, True]
@@ -54,9 +52,7 @@ def test_processes_meet_by_pickled_handles_and_names(
 
 
 @pytest.mark.parametrize("crew", ["spawn"], indirect=True)
-def test_private_handles_pickle_too_and_errors_come_back(
-    crew: Crew, acc: ConditionalAccumulator
-) -> None:
+def test_private_handles_pickle_and_errors_return(crew: Crew, acc: ConditionalAccumulator) -> None:
     with ConditionalAccumulator(np.float32) as private:
         child = crew.start(apply_one, private, 1.0)
         otherwise = crew.start(open_otherwise)
@@ -81,7 +77,7 @@ def queue_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apa
     return takers
 
 
-def test_first_come_first_served(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_takes_are_served_in_order(crew: Crew, acc: ConditionalAccumulator) -> None:
     takers = queue_up(crew, acc, 1, 1, 2, 1)
     for step, value in enumerate([1.0, 2.0]):
         assert acc.apply_grad(value, local_step=step)
@@ -93,9 +89,7 @@ def test_first_come_first_served(crew: Crew, acc: ConditionalAccumulator) -> Non
     assert results == [(1.0, 1, 0), (2.0, 1, 1), (12.0, 2, 2), (16.0, 1, 3)]
 
 
-def test_the_head_of_the_queue_blocks_takes_behind_it(
-    crew: Crew, acc: ConditionalAccumulator
-) -> None:
+def test_the_head_of_the_queue_blocks_later_takes(crew: Crew, acc: ConditionalAccumulator) -> None:
     first, second = queue_up(crew, acc, 3, 1)
     for value in (1.0, 2.0):
         acc.apply_grad(value)
@@ -137,9 +131,7 @@ def test_a_partial_take_of_0_waits_for_nobody(crew: Crew, acc: ConditionalAccumu
     assert first.result() == (6.0, 2, 0)
 
 
-def test_a_partial_take_of_0_leaves_a_complete_round_to_the_head(
-    crew: Crew, acc: ConditionalAccumulator
-) -> None:
+def test_a_partial_of_0_leaves_the_heads_round(crew: Crew, acc: ConditionalAccumulator) -> None:
     """The head owns the round even before it wakes up."""
     acc.apply_grad(1.0)
     (first,) = queue_up(crew, acc, 2)
@@ -165,7 +157,7 @@ def test_cancel_ends_waits_in_every_process(crew: Crew, acc: ConditionalAccumula
         with pytest.raises(errors.CancelledError, match="was cancelled"):
             taker.result()
     assert acc.stats().waiting == 0
-    # It is no lasting state.
+    # The partial take leaves no lasting state.
     (later,) = queue_up(crew, acc, 1)
     acc.apply_grad(5.0)
     assert later.result() == (5.0, 1, 0)

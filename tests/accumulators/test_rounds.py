@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.apart import Apart, Pipe
+from helpers.lock_holder import activity
 from helpers.support import LONG, until
 
-import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, errors
 
 pytestmark = pytest.mark.threads
@@ -26,10 +26,10 @@ def test_the_step_moves_on_when_the_block_ends(acc: ConditionalAccumulator) -> N
         assert acc.global_step == 0
         assert acc.num_accumulated() == 2
         acc.cancel()  # does not end it
-        for stats in (acc.stats(), shmacc.inspection.describe("acc").stats):
-            assert stats.round_pid == os.getpid()
-            assert stats.round_since is not None
-            assert before - 1 < stats.round_since <= time.time()
+        stats = acc.stats()
+        assert stats.round_pid == os.getpid()
+        assert stats.round_since is not None
+        assert before - 1 < stats.round_since <= time.time()
     stats = acc.stats()
     assert (stats.global_step, stats.num_accumulated, stats.taken, stats.takes) == (1, 0, 2, 1)
     assert (stats.round_pid, stats.round_since) == (None, None)
@@ -58,7 +58,7 @@ def test_applies_of_later_steps_wait_for_the_end(acc: ConditionalAccumulator, st
     with ThreadPoolExecutor() as pool:
         with acc.round(1):
             later = pool.submit(acc.apply_grad, 2.0, step)
-            until(lambda: shmacc.inspection.describe("acc").processes[0].activity != "idle")
+            until(lambda: activity("acc", os.getpid()) != "idle")
             assert not later.done()
             assert acc.num_accumulated() == 1
         assert later.result(LONG) is True
@@ -69,7 +69,7 @@ def test_applies_that_waited_are_judged_by_the_new_step(acc: ConditionalAccumula
     acc.apply_grad(1.0)
     with ThreadPoolExecutor() as pool, pytest.raises(errors.FailedPreconditionError), acc.round(1):
         late = pool.submit(acc.apply_grad, 2.0, 1)
-        until(lambda: shmacc.inspection.describe("acc").processes[0].activity != "idle")
+        until(lambda: activity("acc", os.getpid()) != "idle")
         acc.set_global_step(5)
         assert late.result(LONG) is False
 
@@ -125,8 +125,8 @@ def test_other_takes_wait_until_the_block_ends(acc: ConditionalAccumulator) -> N
         assert waiting.result(LONG).value.item() == 2.0
 
 
-def test_a_new_thread_with_an_ended_ones_number_is_another(acc: ConditionalAccumulator) -> None:
-    """A round of a thread that has ended belongs to no other thread."""
+def test_a_new_thread_does_not_get_an_ended_threads_round(acc: ConditionalAccumulator) -> None:
+    """An ended thread's round does not belong to a new thread with the same number."""
     acc.apply_grad(1.0)
     block = acc.round(1)
     with ThreadPoolExecutor() as pool:
@@ -232,7 +232,7 @@ def test_a_close_before_the_waiting_thread_wakes_leaves_no_round_open(
             pass
 
     def closed_while_a_round_begins() -> bool:
-        """False if the waiting thread was first: its block ended before the close."""
+        """Return False if the waiting thread was first: its block ended before the close."""
         other = ConditionalAccumulator.attach(acc.shared_name)
         ended = executor.submit(
             lambda: chief(other) if waits == "thread" else asyncio.run(coroutine(other))
@@ -256,7 +256,6 @@ def test_a_close_before_the_waiting_thread_wakes_leaves_no_round_open(
     interval = sys.getswitchinterval()
     with Apart(apply_when_told, acc.shared_name) as worker, ThreadPoolExecutor(1) as executor:
         until(closed_while_a_round_begins)
-        worker.say("end")
-        worker.result()
+        worker.finish("end")
     assert acc.stats().round_pid is None
     assert acc.take(1, timeout=0).count == 1

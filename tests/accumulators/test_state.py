@@ -1,6 +1,7 @@
 """A saved state holds all that has accumulated, and restores it; a snapshot takes nothing."""
 
 import io
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -8,55 +9,48 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.apart import Apart, Pipe
+from helpers.lock_holder import activity
 from helpers.support import LONG, same_bits, same_taken, until
 
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlicesSpec,
-    SparseConditionalAccumulator,
-    TensorSpec,
-    errors,
-    inspection,
-)
+import shmacc
+from shmacc import errors
 
 pytestmark = pytest.mark.threads
 
 SPECS: Final = {
-    "rows": IndexedSlicesSpec((9, 2), "float32"),
-    "array": TensorSpec((3,), "int16", reduction_type="SUM"),
-    "any": TensorSpec(None, "float64", reduction_type="CMEAN"),
-    "untouched": TensorSpec((2,), "float32"),
+    "rows": shmacc.IndexedSlicesSpec((9, 2), "float32"),
+    "array": shmacc.TensorSpec((3,), "int16", reduction_type="SUM"),
+    "any": shmacc.TensorSpec(None, "float64", reduction_type="CMEAN"),
+    "untouched": shmacc.TensorSpec((2,), "float32"),
 }
 
 
-def sparse(lanes: int = 1) -> SparseConditionalAccumulator:
-    return SparseConditionalAccumulator("f4", (9, None), lanes=lanes)
+def sparse(lanes: int = 1) -> shmacc.SparseConditionalAccumulator:
+    return shmacc.SparseConditionalAccumulator("f4", (9, None), lanes=lanes)
 
 
-def dense(lanes: int = 1) -> ConditionalAccumulator:
-    return ConditionalAccumulator("bfloat16", (2,), lanes=lanes)
+def dense(lanes: int = 1) -> shmacc.ConditionalAccumulator:
+    return shmacc.ConditionalAccumulator("bfloat16", (2,), lanes=lanes)
 
 
-def group(lanes: int = 1) -> AccumulatorGroup:
-    return AccumulatorGroup(SPECS, lanes=lanes)
+def group(lanes: int = 1) -> shmacc.AccumulatorGroup:
+    return shmacc.AccumulatorGroup(SPECS, lanes=lanes)
 
 
-def turned(lanes: int = 1) -> AccumulatorGroup:
+def turned(lanes: int = 1) -> shmacc.AccumulatorGroup:
     """The state with its members in another order."""
-    return AccumulatorGroup(dict(reversed(SPECS.items())), lanes=lanes)
+    return shmacc.AccumulatorGroup(dict(reversed(SPECS.items())), lanes=lanes)
 
 
 def fill(acc: Any) -> None:
     """Apply gradients with contributors and weights, at step 5."""
     acc.set_global_step(5)
-    if isinstance(acc, AccumulatorGroup):
+    if isinstance(acc, shmacc.AccumulatorGroup):
         acc.apply({"rows": ([3, 1], [[1, 2], [3, 4]]), "array": [1, 2, 3]}, 5, contributor=4)
         acc.apply({"rows": ([1, 8], [[5, 6], [7, 8]])}, 5, weight=3)
         acc.apply({"any": [[1.0, 2.0]]}, 5, contributor=2, weight=2)
         acc.apply({}, 5, contributor=9)
-    elif isinstance(acc, SparseConditionalAccumulator):
+    elif isinstance(acc, shmacc.SparseConditionalAccumulator):
         acc.apply_grad([3, 1], [[1, 2], [3, 4]], local_step=5, contributor=4)
         acc.apply_grad([1, 8], [[5, 6], [7, 8]], local_step=5, weight=3)
         acc.apply_grad([], np.empty((0, 2)), local_step=5, contributor=9)
@@ -81,7 +75,7 @@ MAKE: Final = [sparse, dense, group]
     ("make", "lanes", "again", "lanes_again"),
     [(sparse, 1, sparse, 3), (dense, 3, dense, 1), (group, 1, group, 1), (group, 3, turned, 1)],
 )
-def test_an_equal_accumulator_goes_on_from_a_state(
+def test_a_restored_accumulator_continues_like_the_saved_one(
     make: Callable[[int], Any], lanes: int, again: Callable[[int], Any], lanes_again: int
 ) -> None:
     with make(lanes) as acc, again(lanes_again) as other:
@@ -134,9 +128,7 @@ def test_restored_contributors_are_in_the_round_whatever_their_lane() -> None:
 
 
 @pytest.mark.parametrize(("make", "lanes"), [(sparse, 3), (dense, 1), (group, 3)])
-def test_the_state_of_an_empty_accumulator_restores_its_step(
-    make: Callable[[int], Any], lanes: int
-) -> None:
+def test_an_empty_accumulators_state_has_its_step(make: Callable[[int], Any], lanes: int) -> None:
     with make(lanes) as acc, make(lanes) as other:
         acc.set_global_step(3)
         fill(other)
@@ -163,35 +155,33 @@ def test_a_restore_ends_an_open_round() -> None:
 
 
 def say_and_take(number: int, *, pipe: Pipe) -> int:
-    """Say that it is about to take, and take; return how many gradients it got."""
-    with ConditionalAccumulator.attach("acc") as own:
+    """Tell the test that a take begins, and take; return how many gradients came."""
+    with shmacc.ConditionalAccumulator.attach("acc") as own:
         pipe.say()
         return own.take(number, timeout=LONG).count
 
 
-def test_a_waiting_take_gets_what_is_restored(acc: ConditionalAccumulator) -> None:
+def test_a_waiting_take_gets_the_restored_gradients(acc: shmacc.ConditionalAccumulator) -> None:
     for _ in range(3):
         acc.apply_grad(1.0)
     state = acc.state()
     acc.advance_step(1)
-    with Apart(say_and_take, 3) as head:
-        head.hear()
+    with Apart(say_and_take, 3).ready() as head:
         until(lambda: acc.stats().waiting == 1)
         acc.restore(state)
         assert head.result() == 3
 
 
-def test_a_restore_ends_an_applys_wait_for_a_round(acc: ConditionalAccumulator) -> None:
-    """Its gradient is of the old timeline: it is dropped at once, in the block."""
+def test_a_restore_ends_an_applys_wait_for_a_round(acc: shmacc.ConditionalAccumulator) -> None:
+    """The apply's gradient is of the old timeline: it is dropped at once, in the block."""
 
     def waits_for_the_end() -> bool:
-        activity = inspection.describe("acc").processes[0].activity
-        return activity == "waits for the end of the round"
+        return activity("acc", os.getpid()) == "waits for the end of the round"
 
     acc.apply_grad(1.0)
     state = acc.state()
     with ThreadPoolExecutor(1) as pool, pytest.raises(errors.FailedPreconditionError), acc.round(1):
-        waiting = pool.submit(acc.apply_grad, 1.0, local_step=NEVER_STALE)
+        waiting = pool.submit(acc.apply_grad, 1.0, local_step=shmacc.NEVER_STALE)
         until(waits_for_the_end)
         acc.restore(state)
         assert waiting.result(LONG) is False
@@ -200,10 +190,6 @@ def test_a_restore_ends_an_applys_wait_for_a_round(acc: ConditionalAccumulator) 
 
 def _changed(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda state: state | {key: np.array(value)}
-
-
-def _without(key: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda state: {name: array for name, array in state.items() if name != key}
 
 
 def _with_a_member_twice(state: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +214,10 @@ KEYS: Final = (
     [
         (lambda _: 3, "mapping"),
         (lambda state: list(state.items()), "mapping"),
-        *((_without(key), f"no '{key}'") for key in KEYS),
+        *(
+            (lambda state, key=key: {it: state[it] for it in state if it != key}, f"no '{key}'")
+            for key in KEYS
+        ),
         (_changed("members", ["rows", "array", "any", "other"]), "'(other|untouched)'.*no such"),
         (_changed("members", ["rows", "array", "any"]), "'untouched'"),
         (_changed("members", [*SPECS, "other"]), "names 5 members, but has specs of 4"),
@@ -259,9 +248,7 @@ KEYS: Final = (
         (_changed("1.count", 0), "Member 'array'"),
     ],
 )
-def test_a_malformed_state_restores_nothing(
-    change: Callable[[dict[str, Any]], Any], says: str
-) -> None:
+def test_a_bad_state_restores_nothing(change: Callable[[dict[str, Any]], Any], says: str) -> None:
     with group() as acc:
         fill(acc)
         before, stats = acc.snapshot(), acc.stats()
@@ -272,9 +259,9 @@ def test_a_malformed_state_restores_nothing(
 
 
 def test_a_state_of_another_spec_names_the_member_and_both_specs() -> None:
-    other = SPECS | {"array": TensorSpec((3,), "int32", reduction_type="SUM")}
+    other = SPECS | {"array": shmacc.TensorSpec((3,), "int32", reduction_type="SUM")}
     cases: tuple[tuple[Any, Any, str], ...] = (
-        (group(), AccumulatorGroup(other), r"'array'.*int16.*int32"),
+        (group(), shmacc.AccumulatorGroup(other), r"'array'.*int16.*int32"),
         (sparse(), dense(), r"sparse float32.*dense bfloat16"),
     )
     for one, another, said in cases:
@@ -303,31 +290,30 @@ def test_a_snapshot_equals_the_next_take(make: Callable[[int], Any], lanes: int)
 
 
 def test_a_snapshot_of_an_empty_accumulator_is_an_empty_partial() -> None:
-    with SparseConditionalAccumulator("f2", (9, 2)) as acc:
+    with shmacc.SparseConditionalAccumulator("f2", (9, 2)) as acc:
         acc.set_global_step(4)
         none = acc.snapshot()
         assert (none.count, none.weight, none.step, none.contributors.size) == (0, 0, 4, 0)
         same_bits(none.values, np.empty((0, 2), np.float16))
         assert none.shape.tolist() == [9, 2]
-    with ConditionalAccumulator("int8", (2, None)) as acc:
+    with shmacc.ConditionalAccumulator("int8", (2, None)) as acc:
         none_dense = acc.snapshot()
         assert none_dense.count == 0
         same_bits(none_dense.value, np.empty((2, 0), np.int8))
 
 
-def test_a_snapshot_in_an_open_round_shows_the_round(acc: ConditionalAccumulator) -> None:
+def test_a_snapshot_in_an_open_round_shows_the_round(acc: shmacc.ConditionalAccumulator) -> None:
     acc.apply_grad(1.0, contributor=3)
-    with ConditionalAccumulator.attach("acc") as other, acc.round(1) as taken:
+    with shmacc.ConditionalAccumulator.attach("acc") as other, acc.round(1) as taken:
         for handle in (other, acc):
             same_taken(handle.snapshot(), taken)
             assert handle.contributors().tolist() == [3]
     assert acc.snapshot().count == 0
 
 
-def test_a_snapshot_does_not_wait_in_the_queue(acc: ConditionalAccumulator) -> None:
+def test_a_snapshot_does_not_wait_in_the_queue(acc: shmacc.ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
-    with Apart(say_and_take, 2) as head:
-        head.hear()
+    with Apart(say_and_take, 2).ready() as head:
         until(lambda: acc.stats().waiting == 1)
         assert acc.snapshot().value == 1.0
         acc.apply_grad(2.0)

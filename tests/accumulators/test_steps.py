@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from helpers.apart import Apart
 from helpers.lock_holder import activity
-from helpers.support import LONG, refused, until
+from helpers.support import LONG, until
 
 from shmacc import AccumulatorGroup, ConditionalAccumulator, TensorSpec, errors
 
@@ -119,7 +119,7 @@ def test_a_restored_step_is_yielded_again(acc: ConditionalAccumulator) -> None:
 
 
 def test_a_loop_that_has_ended_stays_ended(acc: ConditionalAccumulator) -> None:
-    """As any iterator does: after a restore a new loop is needed."""
+    """Iterators do so: after a restore a new loop is needed."""
     before, steps, own = acc.state(), acc.steps(timeout=0), acc.steps_async(timeout=0)
     acc.finish()
     assert list(steps) == asyncio.run(rest(own)) == []
@@ -142,12 +142,3 @@ async def test_a_cancelled_wait_loses_no_step(acc: ConditionalAccumulator) -> No
             await waiting
         acc.advance_step(step)
         assert await anext(steps) == step
-
-
-def test_bad_arguments_are_refused_at_once(acc: ConditionalAccumulator) -> None:
-    bad: list[dict[str, Any]] = [{"timeout": -1}, {"timeout": "x"}, {"on_death": "ignore"}]
-    for given in bad:
-        with refused():
-            acc.steps(**given)
-        with refused():
-            acc.steps_async(**given)

@@ -13,20 +13,12 @@ import numpy as np
 import pytest
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlices,
-    SparseConditionalAccumulator,
-    TensorSpec,
-    raw_ops,
-)
+from shmacc import raw_ops
 
 MAKE: Final[dict[str, Callable[[], Any]]] = {
-    "dense": lambda: ConditionalAccumulator("f8", (2,)),
-    "sparse": lambda: SparseConditionalAccumulator("f8", (4, 2)),
-    "group": lambda: AccumulatorGroup({"w": TensorSpec((2,), "f8")}),
+    "dense": lambda: shmacc.ConditionalAccumulator("f8", (2,)),
+    "sparse": lambda: shmacc.SparseConditionalAccumulator("f8", (4, 2)),
+    "group": lambda: shmacc.AccumulatorGroup({"w": shmacc.TensorSpec((2,), "f8")}),
 }
 ONE: Final = np.ones((1, 2))
 # Each way to apply with and without a step: `step` is {} or {"local_step": ...}.
@@ -41,7 +33,7 @@ APPLIES: Final[dict[str, Callable[..., bool]]] = {
     "sparse: converted": lambda acc, **step: acc.apply_grad([1], [[1, 2]], [4, 2], **step),
     "sparse: what does not fit": lambda acc, **step: acc.apply_grad([1], [[1.0]], **step),
     "sparse: slices": lambda acc, **step: acc.apply_indexed_slices_grad(
-        IndexedSlices(ONE, [1]), **step
+        shmacc.IndexedSlices(ONE, [1]), **step
     ),
     "sparse: a partial": lambda acc, **step: acc.apply_partial(partial_of("sparse"), **step),
     "group: a partial": lambda acc, **step: acc.apply_partial(partial_of("group"), **step),
@@ -67,7 +59,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("how", APPLIES)
-def test_the_warning_comes_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_is_given_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
     with MAKE[how.partition(":")[0]]() as acc:
         apply = APPLIES[how]
         if how != "sparse: what does not fit":
@@ -94,21 +86,21 @@ def test_correct_uses_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
         acc.set_global_step(-1)
         assert acc.apply_grad(ONE[0])  # ahead
         acc.set_global_step(5)
-        assert acc.apply_grad(ONE[0], NEVER_STALE)
+        assert acc.apply_grad(ONE[0], shmacc.NEVER_STALE)
         assert not raw_ops.AccumulatorApplyGradient(acc.accumulator_ref, 0, ONE[0])
     assert [one for one in told(caplog) if "dropped" in one] == []
 
 
 def test_the_default_step_in_the_signature_is_0() -> None:
-    """As TensorFlow's."""
-    for kind in (ConditionalAccumulator, SparseConditionalAccumulator):
+    """TensorFlow's signature has the same default."""
+    for kind in (shmacc.ConditionalAccumulator, shmacc.SparseConditionalAccumulator):
         default = inspect.signature(kind.apply_grad).parameters["local_step"].default
         assert default == 0
         assert repr(default) == "0"
 
 
 def test_gradients_after_a_restore_give_the_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """They are dropped for ever, since the step is not read; the first one is no mistake."""
+    """All later gradients are dropped: the worker never reads the step. One drop is no mistake."""
     with MAKE["dense"]() as acc:
         step = acc.global_step
         acc.restore(acc.state())

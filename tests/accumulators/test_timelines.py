@@ -24,22 +24,12 @@ from helpers.lock_holder import activity
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlicesSpec,
-    Parameters,
-    SparseConditionalAccumulator,
-    TensorSpec,
-    optim,
-    raw_ops,
-)
+from shmacc import optim, raw_ops
 
 NAME: Final = "acc"
 BACK: Final = 10
 DEAD: Final = 12
-NUMBERS: Final = (BACK, 11, DEAD, DEAD + 1, 2**40, NEVER_STALE)
+NUMBERS: Final = (BACK, 11, DEAD, DEAD + 1, 2**40, shmacc.NEVER_STALE)
 
 
 def identity(row: int) -> Any:
@@ -48,19 +38,23 @@ def identity(row: int) -> Any:
 
 
 MAKE: Final[dict[str, Callable[..., Any]]] = {
-    "dense": lambda **options: ConditionalAccumulator("f8", (64,), NAME, **options),
-    "sparse": lambda **options: SparseConditionalAccumulator("f8", (None, 64), NAME, **options),
-    "group": lambda **options: AccumulatorGroup(
-        {"d": TensorSpec((64,), "f8"), "s": IndexedSlicesSpec((4, 64), "f8")}, NAME, **options
+    "dense": lambda **options: shmacc.ConditionalAccumulator("f8", (64,), NAME, **options),
+    "sparse": lambda **options: shmacc.SparseConditionalAccumulator(
+        "f8", (None, 64), NAME, **options
+    ),
+    "group": lambda **options: shmacc.AccumulatorGroup(
+        {"d": shmacc.TensorSpec((64,), "f8"), "s": shmacc.IndexedSlicesSpec((4, 64), "f8")},
+        NAME,
+        **options,
     ),
 }
 MAKE["two lanes"] = lambda **options: MAKE["group"](lanes=2, **options)
 
 
 def apply(acc: Any, row: int, step: int, **terms: Any) -> bool:
-    if isinstance(acc, AccumulatorGroup):
+    if isinstance(acc, shmacc.AccumulatorGroup):
         return acc.apply({"d": identity(row), "s": ([1], [identity(row)])}, step, **terms)
-    if isinstance(acc, SparseConditionalAccumulator):
+    if isinstance(acc, shmacc.SparseConditionalAccumulator):
         return acc.apply_grad([1], [identity(row)], local_step=step, **terms)
     added: bool = acc.apply_grad(identity(row), step, **terms)
     return added
@@ -101,10 +95,6 @@ def go_back_by_load(chief: Any, state: dict[str, Any], folder: Path) -> None:
     shmacc.load(folder / "made.npz", {"it": chief})
 
 
-def go_back_by_restore(chief: Any, state: dict[str, Any], _: Path) -> None:
-    chief.restore(state)
-
-
 async def _next_of(steps: Any) -> Any:
     return await anext(steps)
 
@@ -118,7 +108,7 @@ READS: Final[dict[str, Callable[[Any], int]]] = {
 }
 
 
-@pytest.mark.parametrize("go_back", [go_back_by_restore, go_back_by_load])
+@pytest.mark.parametrize("go_back", [lambda chief, state, _: chief.restore(state), go_back_by_load])
 @pytest.mark.parametrize("read", READS)
 def test_a_gradient_of_the_old_timeline_is_dropped(
     chief: Any, worker: Any, read: str, go_back: Any, tmp_path: Path
@@ -139,14 +129,14 @@ def test_a_gradient_of_the_old_timeline_is_dropped(
     step = READS[read](worker)  # from here on it computes from what was restored
     assert apply(worker, 1, step)
     assert apply(worker, 2, step + 7)  # ahead, in one timeline
-    assert apply(worker, 3, NEVER_STALE)
+    assert apply(worker, 3, shmacc.NEVER_STALE)
     with closing(type(chief).attach(NAME)) as later:
         assert apply(later, 4, step)
     assert rows_in(chief.take(4, timeout=0)) == {1, 2, 3, 4}
 
 
 def test_the_process_that_restores_may_apply_new_gradients_only(chief: Any, tmp_path: Path) -> None:
-    """At the restored step; what it computed before is of the old timeline."""
+    """New gradients have the restored step; gradients from before have the old timeline."""
     state = save(chief)
     assert chief.global_step == DEAD
     go_back_by_load(chief, state, tmp_path)
@@ -164,16 +154,16 @@ def test_set_global_step_begins_no_timeline(chief: Any, worker: Any, set_step: s
         chief.set_global_step(0)
         assert apply(worker, 1, step)
     assert apply(worker, 2, 9)  # as in TensorFlow
-    assert apply(worker, 3, NEVER_STALE)
+    assert apply(worker, 3, shmacc.NEVER_STALE)
 
 
-def test_a_handle_that_never_read_the_step_has_that_of_its_opening(chief: Any, worker: Any) -> None:
-    """Gradients without a step go on."""
+def test_a_handle_that_read_no_step_has_the_one_it_opened_at(chief: Any, worker: Any) -> None:
+    """Gradients without a step are still accepted."""
     state = save(chief)
     chief.restore(state)
-    assert not any(apply(worker, 1, number) for number in NUMBERS if number != NEVER_STALE)
-    assert not apply(worker, 2, NEVER_STALE)  # may be of before
-    assert apply(worker, 3, NEVER_STALE)
+    assert not any(apply(worker, 1, number) for number in NUMBERS if number != shmacc.NEVER_STALE)
+    assert not apply(worker, 2, shmacc.NEVER_STALE)  # may be of before
+    assert apply(worker, 3, shmacc.NEVER_STALE)
     assert not apply(worker, 4, BACK)
     assert worker.global_step == BACK
     assert apply(worker, 5, BACK)
@@ -269,7 +259,7 @@ def test_a_gradient_that_waits_during_a_restore_is_dropped(chief: Any, worker: A
 def test_a_gradient_that_waits_for_room_during_a_restore_is_dropped() -> None:
     with MAKE["group"](capacity=1, unlink_on_close=True) as chief:
         state = save(chief)
-        with closing(AccumulatorGroup.attach(NAME)) as worker, ThreadPoolExecutor() as pool:
+        with closing(shmacc.AccumulatorGroup.attach(NAME)) as worker, ThreadPoolExecutor() as pool:
             assert apply(chief, 1, DEAD)
             waits = pool.submit(apply, worker, 63, worker.global_step)
             until(lambda: activity(NAME, os.getpid()) == "waits for room")
@@ -280,35 +270,33 @@ def test_a_gradient_that_waits_for_room_during_a_restore_is_dropped() -> None:
 
 def compute_before(acc: Any, step: int, pipe: Pipe) -> None:
     with acc:
-        pipe.say("attached")
-        pipe.hear()
-        pipe.say([apply(acc, 63, step), apply(acc, 63, NEVER_STALE), acc.global_step])
+        pipe.turn("attached")
+        pipe.say([apply(acc, 63, step), apply(acc, 63, shmacc.NEVER_STALE), acc.global_step])
         pipe.say(apply(acc, 1, acc.global_step))
 
 
 @every_start_method
-def test_a_child_has_its_parents_read_of_the_step(crew: Crew) -> None:
-    """By fork, or with a pickle."""
+def test_a_child_starts_with_the_step_that_its_parent_read(crew: Crew) -> None:
+    """The child is forked, or gets a pickle."""
     with MAKE["group"](unlink_on_close=True) as chief:
         state = save(chief)
         child = crew.start(compute_before, chief, chief.global_step)
         assert child.hear() == "attached"
         chief.restore(state)
         chief.advance_step(DEAD)
-        child.say()
-        assert child.hear() == [False, False, DEAD]
+        assert child.turn() == [False, False, DEAD]
         assert child.hear() is True
         child.result()
 
 
 def count(acc: Any) -> list[bool]:
     with acc:
-        return [apply(acc, 1, NEVER_STALE) for _ in range(3)]
+        return [apply(acc, 1, shmacc.NEVER_STALE) for _ in range(3)]
 
 
 @every_start_method
-def test_a_child_that_only_counts_goes_on(crew: Crew) -> None:
-    """Its first gradient may have been computed before the restore: only this one is dropped."""
+def test_a_child_that_never_reads_the_step_loses_one_gradient(crew: Crew) -> None:
+    """The child's first gradient may have been computed before the restore, and is dropped."""
     with MAKE["dense"](unlink_on_close=True) as chief, closing(shmacc.attach(NAME)) as parent:
         assert parent.global_step == 0
         chief.restore(chief.state())
@@ -328,7 +316,7 @@ def test_a_process_pools_workers_have_the_callers_read_of_the_step() -> None:
             assert apply(child, 1, child.global_step)
 
 
-def test_a_pickle_of_the_old_timeline_applies_nothing(chief: Any) -> None:
+def test_a_handle_pickled_before_a_restore_must_read_the_step_to_apply(chief: Any) -> None:
     state = save(chief)
     step, pickled = chief.global_step, pickle.dumps(chief)
     chief.restore(state)
@@ -339,8 +327,8 @@ def test_a_pickle_of_the_old_timeline_applies_nothing(chief: Any) -> None:
         assert apply(unpickled, 1, step)
 
 
-def test_a_pickle_of_a_replaced_segment_has_no_read_of_the_step() -> None:
-    """Its timelines were others."""
+def test_a_handle_pickled_before_a_replacement_applies_nothing() -> None:
+    """The new segment may use the number that a timeline of the old segment had."""
     with MAKE["dense"]() as first:
         for _ in range(3):
             first.restore(first.state())
@@ -356,11 +344,11 @@ def test_handles_do_not_share_reads_of_the_step() -> None:
     """A new handle has not read what a closed one had read in the same thread."""
     with MAKE["dense"](unlink_on_close=True) as chief:
         for _ in range(3):
-            with closing(ConditionalAccumulator.attach(NAME)) as worker:
+            with closing(shmacc.ConditionalAccumulator.attach(NAME)) as worker:
                 assert worker.global_step == 0
             del worker
         chief.restore(chief.state())
-        with closing(ConditionalAccumulator.attach(NAME)) as worker:
+        with closing(shmacc.ConditionalAccumulator.attach(NAME)) as worker:
             assert apply(worker, 1, 0)
 
 
@@ -374,9 +362,9 @@ def test_a_read_in_another_context_counts(chief: Any, worker: Any) -> None:
     assert not apply(worker, 63, step)
 
 
-def test_raw_ops_have_timelines() -> None:
+def test_raw_ops_drop_gradients_of_an_old_timeline() -> None:
     ref = raw_ops.ConditionalAccumulator("f8", (64,), shared_name=NAME)
-    with ref.accumulator as chief, closing(ConditionalAccumulator.attach(NAME)) as worker:
+    with ref.accumulator as chief, closing(shmacc.ConditionalAccumulator.attach(NAME)) as worker:
         state = save(chief)
         assert worker.global_step == DEAD
         chief.restore(state)
@@ -387,11 +375,10 @@ def test_raw_ops_have_timelines() -> None:
 
 def train(pipe: Pipe) -> None:
     """Be a worker whose gradients say from which parameters they were computed."""
-    with Parameters.attach("p") as params, AccumulatorGroup.attach(NAME) as group:
+    with shmacc.Parameters.attach("p") as params, shmacc.AccumulatorGroup.attach(NAME) as group:
         for step in group.steps(timeout=LONG):
             gradient = {"w": params["w"] + np.array([step, 0])}
-            pipe.say(step)
-            pipe.hear()
+            pipe.turn(step)
             pipe.say(group.apply(gradient, step, contributor=0))
 
 
@@ -399,16 +386,15 @@ def test_each_gradient_of_a_round_was_computed_from_its_parameters(tmp_path: Pat
     """A gradient that counts was computed from the parameters that its step began with."""
     path, made = tmp_path / "saved", itertools.count(1)
     with (
-        Parameters({"w": np.zeros(2)}, "p", optimizer=optim.SGD(1.0)) as params,
-        AccumulatorGroup(params.member_specs(), NAME) as group,
+        shmacc.Parameters({"w": np.zeros(2)}, "p", optimizer=optim.SGD(1.0)) as params,
+        shmacc.AccumulatorGroup(params.member_specs(), NAME) as group,
         Apart(train) as worker,
     ):
         both: dict[str, Any] = {"params": params, "group": group}
 
         def one_round(step: int) -> None:
             assert worker.hear() == step
-            worker.say()
-            assert worker.hear()
+            assert worker.turn()
             with group.round(1, timeout=LONG) as taken:
                 assert taken["w"].value.tolist() == [step, params["w"][1]]
                 params.update(taken, {"w": np.array([0.0, next(made)])})
@@ -420,14 +406,12 @@ def test_each_gradient_of_a_round_was_computed_from_its_parameters(tmp_path: Pat
         for _ in range(3):
             assert worker.hear() == DEAD  # it has computed
             shmacc.load(path, both)
-            worker.say()
-            assert not worker.hear()
+            assert not worker.turn()
             for step in range(BACK, DEAD):
                 one_round(step)
         assert worker.hear() == DEAD
         group.finish()
-        worker.say()
-        assert not worker.hear()
+        assert not worker.turn()
         worker.result()
         group.unlink()
         params.unlink()

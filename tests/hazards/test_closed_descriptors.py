@@ -19,21 +19,12 @@ import numpy as np
 import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe, run_apart
+from helpers.opening import USES
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    Parameters,
-    SharedArrays,
-    TensorSpec,
-    errors,
-    inspection,
-    optim,
-)
+from shmacc import errors, inspection, optim
 from shmacc._base import names
 
 pytestmark = pytest.mark.threads
@@ -45,7 +36,7 @@ MOST: Final = 256  # no test has a descriptor beyond
 def both() -> Iterator[None]:
     """The two accumulators; this process attaches to them only while it makes them."""
     for name in ("a", "b"):
-        ConditionalAccumulator("f8", (3,), name, reduction_type="SUM").close()
+        shmacc.ConditionalAccumulator("f8", (3,), name, reduction_type="SUM").close()
     yield
     for name in ("a", "b"):
         with shmacc.attach(name) as acc:
@@ -53,7 +44,7 @@ def both() -> Iterator[None]:
 
 
 def _add(acc: Any) -> None:
-    assert acc.apply_grad(np.ones(3), local_step=NEVER_STALE)
+    assert acc.apply_grad(np.ones(3), local_step=shmacc.NEVER_STALE)
 
 
 def _descriptor(name: str) -> int:
@@ -72,27 +63,13 @@ def _close_all_but(pipe: Pipe) -> None:
 
 
 def _refuses(acc: Any) -> None:
-    with ConditionalAccumulator("f8", (3,), reduction_type="SUM") as private:
+    with shmacc.ConditionalAccumulator("f8", (3,), reduction_type="SUM") as private:
         private.apply_grad(np.ones(3))
         partial = private.take_partial(1)
-    operations = [
-        lambda: _add(acc),
-        lambda: acc.apply_partial(partial, NEVER_STALE),
-        lambda: acc.take(1, timeout=0),
-        lambda: acc.take_partial(0, timeout=0),
-        lambda: acc.set_global_step(7),
-        lambda: acc.advance_step(7),
-        lambda: acc.wait_step(-1, timeout=0),
-        lambda: acc.global_step,
-        acc.num_accumulated,
-        acc.unseal,
-        acc.stats,
-        acc.cancel,
-        acc.unlink,
-    ]
-    for operation in operations:
+    applies = _add, lambda acc: acc.apply_partial(partial, shmacc.NEVER_STALE)
+    for use in (*USES, *applies, type(acc).stats, type(acc).unlink):
         with pytest.raises(errors.FailedPreconditionError, match="open the accumulator again"):
-            operation()
+            use(acc)
 
 
 def _becomes_another(*, pipe: Pipe) -> None:
@@ -105,26 +82,23 @@ def _becomes_another(*, pipe: Pipe) -> None:
     other = shmacc.attach("b")
     assert _descriptor("b") == number
     _add(other)
-    pipe.say("before")
-    pipe.hear()
+    pipe.turn("before")
     _refuses(stale)
     stale.close()
     del stale
     gc.collect()
     assert _descriptor("b") == number
-    pipe.say("closed")
-    pipe.hear()
+    pipe.turn("closed")
     _add(other)
     other.close()
 
 
-def test_a_number_that_another_accumulator_got_is_left_alone() -> None:
+def test_a_closed_number_reused_by_another_accumulator_is_left_alone() -> None:
     """The other accumulator is neither changed nor locked, and its process stays attached to it."""
     with Apart(_becomes_another) as process, shmacc.attach("b") as other:
         process.hear()
         before = inspection.describe("b")
-        process.say()
-        process.hear()
+        process.turn()
         now = inspection.describe("b")
         assert now.generation == before.generation
         assert now.summary.bytes_reserved == before.summary.bytes_reserved
@@ -133,8 +107,7 @@ def test_a_number_that_another_accumulator_got_is_left_alone() -> None:
         with shmacc.attach("a") as first:
             assert first.stats().attached == 1
             assert first.num_accumulated() == 1
-        process.say()
-        process.result()
+        process.finish()
         assert other.num_accumulated() == 2
 
 
@@ -144,8 +117,7 @@ def _becomes_itself(*, pipe: Pipe) -> None:
     stale = shmacc.attach("a")
     _add(stale)
     number = _descriptor("a")
-    pipe.say("attached")
-    pipe.hear()
+    pipe.turn("attached")
     _close_all_but(pipe)
     again = shmacc.attach("a")
     assert _descriptor("a") == number
@@ -154,22 +126,19 @@ def _becomes_itself(*, pipe: Pipe) -> None:
     stale.close()
     del stale
     gc.collect()
-    pipe.say("closed")
-    pipe.hear()
+    pipe.turn("closed")
     assert again.take(4, timeout=LONG).count == 4
     again.close()
 
 
-def test_a_number_that_the_same_accumulator_got_again_is_the_new_handles() -> None:
+def test_a_closed_number_reused_by_the_same_segment_is_the_new_handles() -> None:
     """The new handle lives and waits in the queue, though its first entry is dead."""
     with Apart(_becomes_itself) as process:
         with shmacc.attach("a") as first:
             _add(first)
-            process.say()
-            process.hear()
+            process.turn()
         # The entry that is free now is in front of the one that will be dead.
-        process.say()
-        process.hear()
+        process.turn()
         process.say()
         until(lambda: inspection.describe("a").summary.waiting_for == (4,))
         # A process that attaches frees the entries of the dead.
@@ -197,8 +166,8 @@ def _take() -> int:
         return int(acc.take(1, timeout=LONG).count)
 
 
-def test_a_lost_entry_is_not_taken_for_the_new_one() -> None:
-    """Both have the token of the same process; the waiting take belongs to one of them."""
+def test_a_lost_entry_keeps_the_waiting_take_of_the_same_process() -> None:
+    """Two entries have the token of one process; the waiting take belongs to one of them."""
     with Apart(_take) as taking:
         until(lambda: inspection.describe("a").summary.waiting_for == (1,))
         run_apart(_leave_a_lost_place)
@@ -224,8 +193,8 @@ def _waits_without(*, pipe: Pipe) -> None:
     other.close()
 
 
-def test_a_waiting_take_is_told_that_its_descriptor_is_closed() -> None:
-    """Its entry in the queue becomes a dead process's."""
+def test_a_waiting_take_raises_if_its_descriptor_is_closed() -> None:
+    """The entry of the take in the queue becomes a dead process's."""
     run_apart(_waits_without)
     with shmacc.attach("a") as acc:
         assert acc.stats().waiting == 0
@@ -234,7 +203,7 @@ def test_a_waiting_take_is_told_that_its_descriptor_is_closed() -> None:
 
 
 def _becomes_plain_files(path: Path, *, pipe: Pipe) -> None:
-    stale, private = shmacc.attach("a"), ConditionalAccumulator("f4", ())
+    stale, private = shmacc.attach("a"), shmacc.ConditionalAccumulator("f4", ())
     private.apply_grad(1.0)
     numbers = {_descriptor("a"), _descriptor(private.shared_name)}
     _close_all_but(pipe)
@@ -253,7 +222,7 @@ def _becomes_plain_files(path: Path, *, pipe: Pipe) -> None:
         assert f":{path.stat().st_ino} " not in locks.read()
 
 
-def test_numbers_that_plain_files_got_are_left_alone(tmp_path: Path) -> None:
+def test_closed_numbers_reused_by_plain_files_are_left_alone(tmp_path: Path) -> None:
     """The files are neither written, locked nor closed; a private segment's name still goes."""
     file = tmp_path / "plain"
     file.write_bytes(b"intact" * 1000)
@@ -264,7 +233,7 @@ def test_numbers_that_plain_files_got_are_left_alone(tmp_path: Path) -> None:
 # --- closed standard streams ----------------------------------------------------------------------
 
 
-SPECS = {"a": TensorSpec((3,), "f8")}
+SPECS = {"a": shmacc.TensorSpec((3,), "f8")}
 
 
 def _check() -> None:
@@ -275,25 +244,25 @@ def _check() -> None:
 
 
 def _attach_and_use(_: Path) -> None:
-    with AccumulatorGroup.attach("g") as group, Parameters.attach("p") as params:
+    with shmacc.AccumulatorGroup.attach("g") as group, shmacc.Parameters.attach("p") as params:
         _check()
         group.apply({"a": np.ones(3)}, 0)
         with group.round(1) as taken:
             _check()
             params.update(taken)
-    with SharedArrays.attach("s", writable=True) as arrays:
+    with shmacc.SharedArrays.attach("s", writable=True) as arrays:
         arrays["a"] += 1
         _check()
 
 
 def _made(_: Path) -> None:
-    with AccumulatorGroup(SPECS) as group:
+    with shmacc.AccumulatorGroup(SPECS) as group:
         _check()
         group.apply({"a": np.ones(3)}, 0)
         _check()
         taken: Any = group.take(1)["a"]
         assert taken.value.tolist() == [1] * 3
-    for make in (Parameters, SharedArrays):
+    for make in (shmacc.Parameters, shmacc.SharedArrays):
         with make({"a": np.ones(3)}) as made:
             _check()
             assert made["a"].tolist() == [1] * 3
@@ -312,12 +281,12 @@ def _inspected(_: Path) -> None:
 
 
 def _inherited(_: Path) -> None:
-    group = AccumulatorGroup.attach("g")
+    group = shmacc.AccumulatorGroup.attach("g")
 
     def use() -> None:
         group.apply({"a": np.ones(3)}, 0)
         _check()
-        with Parameters.attach("p"):
+        with shmacc.Parameters.attach("p"):
             _check()
 
     run_apart(use)
@@ -325,10 +294,10 @@ def _inherited(_: Path) -> None:
 
 
 def _opened_again(_: Path, *, pipe: Pipe) -> None:
-    group = AccumulatorGroup.attach("g")
+    group = shmacc.AccumulatorGroup.attach("g")
     os.closerange(0, pipe.fileno())
     os.closerange(pipe.fileno() + 1, 65536)
-    with AccumulatorGroup.attach("g") as again, Parameters.attach("p"):
+    with shmacc.AccumulatorGroup.attach("g") as again, shmacc.Parameters.attach("p"):
         _check()
         again.apply({"a": np.ones(3)}, 0)
     _check()
@@ -344,7 +313,7 @@ def _saved(path: Path) -> None:
         _check()
 
     np.savez = write_and_check  # type: ignore[assignment]
-    with AccumulatorGroup.attach("g") as group, Parameters.attach("p") as params:
+    with shmacc.AccumulatorGroup.attach("g") as group, shmacc.Parameters.attach("p") as params:
         shmacc.save(path, {"g": group, "p": params})
         _check()
         shmacc.load(path, {"g": group, "p": params})
@@ -354,9 +323,9 @@ def _saved(path: Path) -> None:
 @pytest.fixture
 def segments() -> Iterator[None]:
     """A segment of each kind, not open in this process."""
-    AccumulatorGroup(SPECS, "g").close()
-    Parameters({"a": np.zeros(3)}, "p", optimizer=optim.SGD(1.0)).close()
-    SharedArrays({"a": np.zeros(3)}, "s").close()
+    shmacc.AccumulatorGroup(SPECS, "g").close()
+    shmacc.Parameters({"a": np.zeros(3)}, "p", optimizer=optim.SGD(1.0)).close()
+    shmacc.SharedArrays({"a": np.zeros(3)}, "s").close()
     yield
     for name in ("g", "p", "s"):
         inspection.remove(name)
@@ -370,14 +339,11 @@ def _without(closed: tuple[int, ...], way: Callable[..., None], path: Path, *, p
 
 @pytest.mark.beyond_tsan
 @pytest.mark.usefixtures("segments")
-@pytest.mark.parametrize(
-    ("way", "closed"),
-    [
-        *((way, (0, 1, 2)) for way in (_made, _inspected, _inherited, _opened_again, _saved)),
-        *((_attach_and_use, closed) for closed in ((0,), (1,), (2,), (0, 1, 2))),
-    ],
-)
-def test_nothing_is_kept_under_the_numbers_of_the_standard_streams(
+@pytest.mark.parametrize(("way", "closed"), [
+    *((way, (0, 1, 2)) for way in (_made, _inspected, _inherited, _opened_again, _saved)),
+    *((_attach_and_use, closed) for closed in ((0,), (1,), (2,), (0, 1, 2))),
+])  # fmt: skip
+def test_a_segment_never_gets_the_number_of_a_closed_standard_stream(
     way: Callable[..., None], closed: tuple[int, ...], tmp_path: Path
 ) -> None:
     run_apart(_without, closed, way, tmp_path / "saved.npz")

@@ -66,12 +66,9 @@ def test_a_file_that_is_no_segment_is_refused_and_left_alone(what: str) -> None:
     before = path.lstat()
     for look in (
         shmacc.attach,
-        lambda name: ConditionalAccumulator("f4", (), name),
-        inspection.describe,
-        inspection.summarise_values,
-        inspection.cancel,
-        inspection.remove,
-    ):
+        lambda name: ConditionalAccumulator("f4", (), name), inspection.describe,
+        inspection.summarise_values, inspection.cancel, inspection.remove,
+    ):  # fmt: skip
         with pytest.raises(errors.DataLossError, match="odd"):
             look("odd")
     assert inspection.check("odd")
@@ -90,9 +87,8 @@ def test_a_file_that_is_no_segment_is_refused_and_left_alone(what: str) -> None:
         path.rmdir()
         return
     assert inspection.remove("odd", force=True) == (names.segment_name("odd").system_name,)
-    with ConditionalAccumulator("f4", (), "odd") as acc:
+    with ConditionalAccumulator("f4", (), "odd", unlink_on_close=True) as acc:
         assert acc.apply_grad(1.0)
-        acc.unlink()
 
 
 @pytest.mark.parametrize("what", UNFINISHED)
@@ -102,19 +98,17 @@ def test_an_unfinished_file_without_a_maker_counts_as_no_segment(what: str) -> N
         shmacc.attach("half")
     if not path_of("half").exists():
         UNFINISHED[what](path_of("half"))
-    with ConditionalAccumulator("f4", (), "half") as acc:
+    with ConditionalAccumulator("f4", (), "half", unlink_on_close=True) as acc:
         assert acc.apply_grad(1.0)
         with ConditionalAccumulator.attach("half") as same:
             assert same.take_grad(1, timeout=0) == 1.0
-        acc.unlink()
 
 
 def _remove(path: Path, *, pipe: Pipe) -> None:
     """Remove the file as an opener does, but slowly."""
     with path.open("r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX, 1, layout.NAME_BYTE)
-        pipe.say("held")
-        pipe.hear()
+        pipe.turn("held")
         path.unlink()
 
 
@@ -139,30 +133,22 @@ def _open(how: str, *, pipe: Pipe) -> bool:
 @pytest.mark.parametrize("how", OPENERS)
 def test_a_file_that_is_being_removed_counts_as_no_segment(how: str) -> None:
     path_of("half").touch()
-    with Apart(_remove, path_of("half")) as remover:
-        remover.hear()
-        with Apart(_open, how) as opener:
-            opener.hear()
+    with Apart(_remove, path_of("half")).ready() as remover:
+        with Apart(_open, how).ready() as opener:
             remover.say()
             assert opener.result() is (how != "attach")
         remover.result()
 
 
-@pytest.mark.parametrize(
-    ("what", "byte"),
-    [
-        ("empty", 0),
-        ("zeros", 4096),
-        ("zeros of full length", layout.lane_byte()),
-        ("empty", layout.PRESENCE_BYTE + 7),
-    ],
-)
+@pytest.mark.parametrize(("what", "byte"), [
+    ("empty", 0), ("zeros", 4096), ("zeros of full length", layout.lane_byte()),
+    ("empty", layout.PRESENCE_BYTE + 7),
+])  # fmt: skip
 def test_a_file_that_a_living_process_is_making_is_left_alone(what: str, byte: int) -> None:
     path = path_of("making")
     UNFINISHED[what](path)
     inode = path.stat().st_ino
-    with Apart(hold_byte, str(path), byte) as maker:
-        maker.hear()
+    with Apart(hold_byte, str(path), byte).ready() as maker:
         for opener in (shmacc.attach, lambda name: ConditionalAccumulator("f4", (), name)):
             with pytest.raises(errors.DataLossError, match="unfinished file that a process holds"):
                 opener("making")
@@ -174,10 +160,9 @@ def test_a_file_that_a_living_process_is_making_is_left_alone(what: str, byte: i
         assert path.stat().st_ino == inode
         maker.kill()
         # Now its maker is dead, so nobody will finish it.
-        with ConditionalAccumulator("f4", (), "making") as acc:
+        with ConditionalAccumulator("f4", (), "making", unlink_on_close=True) as acc:
             assert path.stat().st_ino != inode
             assert acc.apply_grad(1.0)
-            acc.unlink()
 
 
 def _of_version_1(path: Path) -> None:
@@ -196,9 +181,7 @@ def _of_the_next_version(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "version"), [(_of_version_1, 1), (_of_the_next_version, layout.VERSION + 1)]
 )
-def test_a_segment_of_another_version_is_refused_by_its_version(
-    make: Callable[[Path], None], version: int
-) -> None:
+def test_segments_of_other_versions_are_refused(make: Callable[[Path], None], version: int) -> None:
     make(path_of("odd"))
     which = "an older" if version == 1 else "a newer"
     words = (

@@ -51,9 +51,7 @@ def _check_exclusion() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 2, 0xFFFFFFFF])
-def test_a_wrong_value_lets_nobody_in_twice_and_keeps_nobody_out(
-    semaphore: Path, value: int
-) -> None:
+def test_a_wrong_value_admits_one_at_a_time_and_blocks_nobody(semaphore: Path, value: int) -> None:
     """The semaphore has no permit for anybody, or one for everybody."""
     with semaphore.open("r+b") as file:
         file.write(struct.pack("<I", value))
@@ -79,9 +77,7 @@ def _use() -> str:
 
 
 @pytest.mark.parametrize("what", INSTEAD)
-def test_another_file_under_the_semaphores_name_is_refused_or_harmless(
-    semaphore: Path, what: str
-) -> None:
+def test_a_file_at_the_semaphores_name_is_refused_or_harmless(semaphore: Path, what: str) -> None:
     semaphore.unlink()
     INSTEAD[what](semaphore)
     assert run_apart(_use) in {"works", "DataLossError"}

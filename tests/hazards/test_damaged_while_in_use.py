@@ -91,9 +91,7 @@ def _scribble(root: str, stop: threading.Event, seed: int) -> int:
 @pytest.mark.parametrize(
     ("kind", "lanes"), [("sparse", 1), ("dense", 2), ("group", 1), ("group", 2)]
 )
-def test_every_call_ends_while_another_process_writes_into_the_segment(
-    kind: str, lanes: int
-) -> None:
+def test_every_call_ends_while_others_write_into_the_segment(kind: str, lanes: int) -> None:
     stop = threading.Event()
     scenario = Scenario(kind, lanes=lanes, contributors=True)
     with Apart(_use, scenario, SECONDS, shm=SHM_BYTES) as victim:

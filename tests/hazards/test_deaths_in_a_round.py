@@ -5,9 +5,7 @@ test_soak.py kills processes at random in rounds and applies, in several lanes.
 
 import os
 import signal
-from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.lock_holder import activity
@@ -17,32 +15,29 @@ from shmacc import NEVER_STALE, ConditionalAccumulator, errors
 
 
 @pytest.fixture
-def acc() -> Iterator[ConditionalAccumulator]:
+def acc(acc: ConditionalAccumulator) -> ConditionalAccumulator:
     """A named accumulator of sums with two gradients in it."""
-    with ConditionalAccumulator(np.float64, (), "rounds", reduction_type="SUM") as made:
-        made.apply_grad(1.0)
-        made.apply_grad(2.0)
-        yield made
-        made.unlink()
+    acc.apply_grad(1.0)
+    acc.apply_grad(2.0)
+    return acc
 
 
 def hold(*, pipe: Pipe) -> int:
     """Stay in the block until told to end it."""
-    with ConditionalAccumulator.attach("rounds") as own:
+    with ConditionalAccumulator.attach("acc") as own:
         with own.round(1) as taken:
-            pipe.say(taken.value.item())
-            pipe.hear()
+            pipe.turn(taken.value.item())
         return int(own.global_step)
 
 
 def take_two() -> tuple[float, int]:
-    with ConditionalAccumulator.attach("rounds") as own:
+    with ConditionalAccumulator.attach("acc") as own:
         taken = own.take(2, timeout=LONG)
         return taken.value.item(), taken.step
 
 
 def apply_later() -> bool:
-    with ConditionalAccumulator.attach("rounds") as own:
+    with ConditionalAccumulator.attach("acc") as own:
         return bool(own.apply_grad(4.0, NEVER_STALE))
 
 
@@ -57,9 +52,8 @@ def test_a_killed_holders_gradients_go_to_the_next_take(acc: ConditionalAccumula
     assert (acc.stats().taken, acc.global_step) == (2, 1)
 
 
-def test_a_step_reopens_when_its_holder_is_killed(acc: ConditionalAccumulator) -> None:
-    with Apart(hold) as holder:
-        holder.hear()
+def test_a_killed_holders_step_is_open_again(acc: ConditionalAccumulator) -> None:
+    with Apart(hold).ready() as holder:
         assert not acc.apply_grad(4.0)
         holder.kill()
     assert acc.stats().round_pid is None
@@ -70,18 +64,15 @@ def test_a_step_reopens_when_its_holder_is_killed(acc: ConditionalAccumulator) -
 
 
 def test_applies_that_wait_for_a_killed_holder_go_on(acc: ConditionalAccumulator) -> None:
-    with Apart(hold) as holder:
-        holder.hear()
-        with Apart(apply_later) as later:
-            until(lambda: activity("rounds", later.pid) == "waits for the end of the round")
-            holder.kill()
-            assert later.result(LONG)
+    with Apart(hold).ready() as holder, Apart(apply_later) as later:
+        until(lambda: activity("acc", later.pid) == "waits for the end of the round")
+        holder.kill()
+        assert later.result(LONG)
     assert acc.take(3, timeout=0).value.item() == 7.0
 
 
 def test_a_stopped_holder_keeps_the_round(acc: ConditionalAccumulator) -> None:
-    with Apart(hold) as holder:
-        holder.hear()
+    with Apart(hold).ready() as holder:
         holder.signal(signal.SIGSTOP)
         assert not acc.apply_grad(4.0)
         with pytest.raises(errors.DeadlineExceededError):
@@ -89,14 +80,12 @@ def test_a_stopped_holder_keeps_the_round(acc: ConditionalAccumulator) -> None:
         with pytest.raises(errors.DeadlineExceededError), acc.round(1, timeout=0.05):
             raise AssertionError
         holder.signal(signal.SIGCONT)
-        holder.say()
-        assert holder.result() == 1
+        assert holder.finish() == 1
     assert (acc.global_step, acc.num_accumulated()) == (1, 0)
 
 
-def test_a_stopped_holder_does_not_keep_the_step(acc: ConditionalAccumulator) -> None:
-    with Apart(hold) as holder:
-        holder.hear()
+def test_advance_step_ends_a_stopped_holders_round(acc: ConditionalAccumulator) -> None:
+    with Apart(hold).ready() as holder:
         holder.signal(signal.SIGSTOP)
         assert acc.advance_step(3) == 2
         assert acc.apply_grad(4.0, 3)
@@ -105,17 +94,6 @@ def test_a_stopped_holder_does_not_keep_the_step(acc: ConditionalAccumulator) ->
         with pytest.raises(errors.FailedPreconditionError, match="ended"):
             holder.result()
     assert (acc.global_step, acc.num_accumulated()) == (3, 1)
-
-
-def test_a_holder_that_closes_gives_the_round_up(acc: ConditionalAccumulator) -> None:
-    def leave() -> None:
-        own = ConditionalAccumulator.attach("rounds")
-        own.round(1).__enter__()
-        own.close()
-
-    with Apart(leave) as holder:
-        holder.result()
-    assert acc.take(2, timeout=0).value.item() == 3.0
 
 
 def test_a_forked_child_cannot_end_its_parents_block(acc: ConditionalAccumulator) -> None:

@@ -25,7 +25,7 @@ Look = Callable[[Any], tuple[Any, ...] | None]
 
 
 def chief_died(acc: Any) -> tuple[Any, ...] | None:
-    """Return the pids and reasons that a wait for the step is told; None: no chief has died."""
+    """Return the pids and reasons that a wait for the step reports; None: no chief has died."""
     step = acc.global_step
     told: list[tuple[Any, ...] | None] = []
     for wait in (
@@ -51,8 +51,7 @@ def lead(how: str = "take", *, pipe: Pipe) -> None:
     else:
         with own.round(1):
             if how == "in the block":
-                pipe.say()
-                pipe.hear()
+                pipe.turn()
     pipe.say()
     if pipe.hear() == "fail":
         with suppress(ValueError), own:
@@ -63,15 +62,11 @@ def lead(how: str = "take", *, pipe: Pipe) -> None:
 
 def chief(how: str = "take") -> Apart:
     """Start a chief, whose round is over or not."""
-    process = Apart(lead, how)
-    process.hear()
-    return process
+    return Apart(lead, how).ready()
 
 
 @pytest.mark.parametrize("how", ["take", "round", "in the block"])
-def test_the_death_of_the_chief_ends_all_waits_for_the_step(
-    acc: ConditionalAccumulator, how: str
-) -> None:
+def test_a_chiefs_death_ends_all_waits_for_the_step(acc: ConditionalAccumulator, how: str) -> None:
     assert chief_died(acc) is None
     with chief(how) as leader:
         assert chief_died(acc) is None
@@ -91,10 +86,9 @@ def test_the_death_of_the_chief_ends_all_waits_for_the_step(
         acc.wait_step(9, on_death="raise")
 
 
-def test_the_failure_of_the_chief_is_told(acc: ConditionalAccumulator) -> None:
+def test_the_failure_of_the_chief_is_reported(acc: ConditionalAccumulator) -> None:
     with chief() as leader:
-        leader.say("fail")
-        leader.hear()
+        leader.turn("fail")
         assert chief_died(acc) == ((leader.pid,), ("ValueError: diverged",))
 
 
@@ -102,35 +96,27 @@ def take_and_announce_a_failure(*, pipe: Pipe) -> None:
     own = ConditionalAccumulator.attach(NAME)
     own.take(1)
     own._handle.announce_end(ValueError("diverged"))
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
 
 
-def test_a_chief_that_is_killed_after_it_announced_a_failure_has_failed(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_a_chief_killed_after_announcing_a_failure_has_failed(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
-    with Apart(take_and_announce_a_failure) as leader:
-        leader.hear()
+    with Apart(take_and_announce_a_failure).ready() as leader:
         leader.kill()
         for _ in range(2):
             assert chief_died(acc) == ((leader.pid,), ("ValueError: diverged",))
             ConditionalAccumulator.attach(NAME).close()  # clears up after the dead
 
 
-def test_a_wait_for_the_step_goes_on_if_a_chief_lives_or_left_in_order(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_waits_for_the_step_survive_a_chief_that_left_in_order(acc: ConditionalAccumulator) -> None:
     with chief() as leader:
-        leader.say()
-        leader.result()
+        leader.finish()
     assert chief_died(acc) is None
     with chief() as dead:
         dead.kill()
         with chief() as leader:
             assert chief_died(acc) is None  # somebody alive has taken
-            leader.say()
-            leader.result()
+            leader.finish()
         assert chief_died(acc) == ((dead.pid,), ("killed",))
         with Apart(lambda: ConditionalAccumulator.attach(NAME).take(99)) as waiting:
             until(lambda: acc.stats().waiting == 1)
@@ -157,8 +143,7 @@ def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place:
         for call in child.calls_to_mark():
             asked += child.asks(call)
             if child.asks(call) and asked == place:
-                leaver.say()
-                leaver.result()
+                leaver.finish()
         child.finish()
     return asked >= place
 
@@ -178,11 +163,9 @@ def follow(*, pipe: Pipe) -> None:
     """Be a chief that attaches before the first one dies, and takes after that."""
     own = ConditionalAccumulator.attach(NAME)
     own.apply_grad(1.0, shmacc.NEVER_STALE)
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
     own.take(1)
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
 
 
 def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
@@ -244,7 +227,7 @@ def test_the_death_of_the_chief_ends_a_wait_that_has_begun(acc: ConditionalAccum
         assert told == [(leader.pid,)]
 
 
-def test_a_failure_in_a_group_is_told_as_workers_and_as_chiefs() -> None:
+def test_a_failure_in_a_group_ends_takes_and_waits_for_the_step() -> None:
     def fail(*, pipe: Pipe) -> None:
         with suppress(ValueError), AccumulatorGroup.attach(NAME) as own:
             own.apply({"a": 1.0}, 0, contributor=9)
@@ -252,14 +235,12 @@ def test_a_failure_in_a_group_is_told_as_workers_and_as_chiefs() -> None:
                 assert taken.count == 1
             own.apply({"a": 1.0}, 1, contributor=9)
             raise ValueError("bad")
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
     with (
         AccumulatorGroup({"a": TensorSpec(())}, NAME, unlink_on_close=True) as group,
-        Apart(fail) as process,
+        Apart(fail).ready() as process,
     ):
-        process.hear()
         assert chief_died(group) == ((process.pid,), ("ValueError: bad",))
         assert news(group) == ((process.pid,), ("ValueError: bad",), (9,))
         assert chief_died(group) == ((process.pid,), ("ValueError: bad",))

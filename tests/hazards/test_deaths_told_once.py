@@ -28,9 +28,7 @@ def fail_before_a_gradient() -> None:
         raise ValueError("bad")
 
 
-def test_a_timeout_names_the_dead_whose_gradients_may_be_missing(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_a_timeout_names_dead_whose_gradients_may_be_missing(acc: ConditionalAccumulator) -> None:
     def message() -> str:
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(2**40, timeout=0.01)
@@ -78,8 +76,8 @@ FIRST_APPLIES: dict[str, Callable[[AccumulatorGroup, ConditionalAccumulator], An
 
 
 @pytest.mark.parametrize("call", FIRST_APPLIES)
-def test_a_failure_after_an_apply_that_named_a_contributor_is_told(call: str) -> None:
-    """Even if that apply was refused. A process that named no contributor does not count."""
+def test_a_failure_after_an_apply_with_a_contributor_is_reported(call: str) -> None:
+    """The apply may be refused, too. A process that named no contributor does not count."""
 
     def fail(how: str, *, pipe: Pipe) -> None:
         with (
@@ -90,18 +88,15 @@ def test_a_failure_after_an_apply_that_named_a_contributor_is_told(call: str) ->
             if how == "unnamed":
                 group.apply([1.0], 0)  # type: ignore[arg-type]
             FIRST_APPLIES[call](group, acc)
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
     members = {"a": TensorSpec(()), "r": shmacc.IndexedSlicesSpec((None, 1))}
     with (
         AccumulatorGroup(members, NAME, unlink_on_close=True) as group,
         ConditionalAccumulator("f8", (), f"{NAME}.acc", unlink_on_close=True) as acc,
-        Apart(fail, "named") as process,
-        Apart(fail, "unnamed") as unnamed,
+        Apart(fail, "named").ready() as process,
+        Apart(fail, "unnamed").ready() as unnamed,
     ):
-        process.hear()
-        unnamed.hear()
         found = [told for told in (news(group), news(acc)) if told]
         assert [(pids, contributors) for pids, _, contributors in found] == [((process.pid,), ())]
         assert "Error: " in found[0][1][0]
@@ -112,8 +107,8 @@ def test_a_failure_after_an_apply_that_named_a_contributor_is_told(call: str) ->
         assert told == {process.pid: 3, unnamed.pid: -1}
 
 
-def test_a_worker_killed_while_its_first_apply_waits_is_told() -> None:
-    """Its apply waits for the end of a round."""
+def test_a_kill_while_the_first_apply_waits_is_reported() -> None:
+    """The worker's apply waits for the end of a round."""
 
     def apply(*, pipe: Pipe) -> None:
         with AccumulatorGroup.attach(NAME) as own:
@@ -141,8 +136,8 @@ def inspection_view() -> Any:
     return contextlib.closing(removal.view(names.segment_name(NAME)))
 
 
-def test_a_death_is_told_whatever_others_did_before(acc: ConditionalAccumulator) -> None:
-    """With its contributors, until its round is taken."""
+def test_a_death_is_reported_whatever_others_did_before(acc: ConditionalAccumulator) -> None:
+    """The report has the contributors, until the round is taken."""
     for taken in (False, True):
         with worker(7) as dead:
             dead.kill()
@@ -158,7 +153,7 @@ def test_a_death_is_told_whatever_others_did_before(acc: ConditionalAccumulator)
             acc.take(1, timeout=0)
 
 
-def test_eighty_deaths_and_a_failure_are_told_in_one_error(acc: ConditionalAccumulator) -> None:
+def test_eighty_deaths_and_a_failure_are_reported_in_one_error(acc: ConditionalAccumulator) -> None:
     with ExitStack() as stack:
         failed = stack.enter_context(Apart(fail_in_a_block, ValueError("bad"), 80))
         failed.hear()
@@ -178,18 +173,14 @@ def test_a_death_names_the_contributors_that_are_in_the_round(acc: ConditionalAc
         with ConditionalAccumulator.attach(NAME) as own:
             for contributor in (9, 2, 30):
                 own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
-            pipe.say()
-            pipe.hear()
+            pipe.turn()
             own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=4)
-            pipe.say()
-            pipe.hear()
+            pipe.turn()
 
-    with worker(5), Apart(apply) as process:
-        process.hear()
+    with worker(5), Apart(apply).ready() as process:
         acc.take(4, timeout=0)  # these are in no round any more
         acc.apply_grad(1.0, 1, contributor=8)
-        process.say()
-        process.hear()
+        process.turn()
         process.kill()
         assert news(acc) == ((process.pid,), ("killed",), (4,))
 
@@ -211,7 +202,7 @@ def fail_again_and_again(count: int) -> None:
 
 
 def test_the_last_1024_deaths_are_kept(acc: ConditionalAccumulator) -> None:
-    """Then a new one replaces the least recently active."""
+    """A further death replaces that of the least recently active process."""
     most, more = 1024, 20
     run_apart(fail_again_and_again, most + more)
     _, reasons, _ = news(acc) or ((), (), ())

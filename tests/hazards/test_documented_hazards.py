@@ -1,4 +1,4 @@
-"""docs/hazards.md names tests that exist, and leaves none out."""
+"""docs/hazards.md names tests that exist and leaves none out; the code names the reports."""
 
 import re
 from pathlib import Path
@@ -27,3 +27,14 @@ def test_all_tests_that_the_page_names_exist() -> None:
 def test_the_page_names_all_hazards() -> None:
     unnamed = {file.name for file in HAZARDS.glob("test_*.py") if file not in named()}
     assert unnamed <= NOT_FOR_USERS, f"docs/hazards.md does not say what these show: {unnamed}"
+
+
+def test_every_report_of_a_hazard_is_named_in_the_code() -> None:
+    """The code names one report of each problem at least; none of Hogwild's."""
+    files = (path for kind in ("*.py", "*.hpp", "*.cpp") for path in (ROOT / "shmacc").rglob(kind))
+    code = "".join(path.read_text(encoding="utf-8") for path in files)
+    in_code = set(re.findall(r"\w#(\d+)", code))
+    rows = [row for row in re.findall(r"^\| .*", PAGE, re.MULTILINE) if "Hogwild" not in row]
+    reports = [found for row in rows if (found := set(re.findall(r"#(\d+)", row.split(" | ")[0])))]
+    assert all(of_row & in_code for of_row in reports)
+    assert in_code <= set().union(*reports)

@@ -1,4 +1,4 @@
-"""How a process was started, which handle it used and how it ended decide what takes are told."""
+"""Takes report how a process ended, by its start, the handle that it used, and its end."""
 
 import concurrent.futures
 import itertools
@@ -75,13 +75,10 @@ def by_executor(function: Run, *args: Any) -> None:
 
 
 STARTED: Final[dict[str, Run]] = {
-    "fork": fork,
-    "fork in a thread": fork_in_a_thread,
+    "fork": fork, "fork in a thread": fork_in_a_thread,
     **{f"Process, {method}": by_process(method) for method in START_METHODS},
-    "Process, fork, while handling": while_handling,
-    "Pool": by_pool,
-    "Executor": by_executor,
-}
+    "Process, fork, while handling": while_handling, "Pool": by_pool, "Executor": by_executor,
+}  # fmt: skip
 
 # How it ends: code that runs after its apply, and what a take is told of it. None: nothing.
 
@@ -153,14 +150,14 @@ def apply_and_end(given: ConditionalAccumulator | None, number: int, end: str) -
 
 
 def cases_of(started: str) -> list[tuple[str, bool]]:
-    """List the ends of children that are started so, and whether each has its parent's handle."""
+    """List the ends of children started in this way, and which have their parent's handle."""
     if started in {"Process, spawn", "Process, forkserver"}:
         return list(zip(SPAWNED, itertools.cycle((False, True))))
     return list(itertools.product(ENDS, (False, True)))
 
 
 def fate(started: str, end: str) -> str | None:
-    """Return what takes are told of such a child; None: nothing."""
+    """Return what takes report about such a child; None: nothing."""
     if started == "fork" and end in NO_FAILURES_OF_PROGRAMS:
         return None
     return ENDS[end]
@@ -194,9 +191,7 @@ def start_children(started: str) -> None:
 
 
 @pytest.mark.parametrize("started", [name for name in STARTED if name not in {"Pool", "Executor"}])
-def test_takes_are_told_of_failures_and_deaths_and_of_nothing_else(
-    acc: ConditionalAccumulator, started: str
-) -> None:
+def test_takes_report_only_failures_and_deaths(acc: ConditionalAccumulator, started: str) -> None:
     output = run_program(start_children, started)
     numbers = {int(pid): int(number) for number, pid in map(str.split, output.splitlines())}
     cases = cases_of(started)
@@ -259,8 +254,8 @@ def start_a_child_of_all_orders(started: str) -> None:
 
 
 @pytest.mark.parametrize("started", STARTED)
-def test_a_child_of_several_handles_that_ends_in_order_is_not_dead(started: str) -> None:
-    """It applies to its parent's handle, its own or both, and closes them in any order, or not."""
+def test_a_child_with_several_handles_that_ends_in_order_is_not_dead(started: str) -> None:
+    """The child applies by its parent's handle, its own or both, and closes them in any order."""
     with ExitStack() as stack:
         accumulators = [
             stack.enter_context(ConditionalAccumulator("f8", (), f"order{i}", unlink_on_close=True))
@@ -274,26 +269,21 @@ def test_a_child_of_several_handles_that_ends_in_order_is_not_dead(started: str)
 
 
 def test_a_child_is_attached_by_the_handle_that_it_opened_last(acc: ConditionalAccumulator) -> None:
-    """Its parent's handle does not attach it before its first use."""
+    """The parent's handle does not attach the child before the child uses it."""
 
     def close_and_stay(*, pipe: Pipe) -> None:
         with ConditionalAccumulator.attach(NAME) as own:
             own.apply_grad(1.0, shmacc.NEVER_STALE)
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         acc.apply_grad(1.0, shmacc.NEVER_STALE)  # it can be used all the same
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         acc.close()
 
-    with Apart(close_and_stay) as child:
-        child.hear()
+    with Apart(close_and_stay).ready() as child:
         assert acc.stats().attached == 1
-        child.say()
-        child.hear()
+        child.turn()
         assert acc.stats().attached == 2
-        child.say()
-        child.result()
+        child.finish()
     assert news(acc) is None
     assert acc.num_accumulated() == 2
 
@@ -315,9 +305,7 @@ def leave_a_thread_working(acc: ConditionalAccumulator, works: Any) -> None:
 
 @pytest.mark.threads
 @pytest.mark.parametrize("method", START_METHODS)
-def test_the_kill_of_a_child_whose_thread_works_on_is_told(
-    acc: ConditionalAccumulator, method: str
-) -> None:
+def test_the_kill_of_a_threaded_child_is_reported(acc: ConditionalAccumulator, method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     works = context.Event()
     process = context.Process(target=leave_a_thread_working, args=(acc, works))

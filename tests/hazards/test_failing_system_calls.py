@@ -40,7 +40,7 @@ def is_right(said: str, code: int, deed: Deed) -> bool:
 
 
 def descriptors() -> set[str]:
-    """What this process has open, besides mappings."""
+    """Return the open descriptors of this process."""
     return set(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
@@ -51,13 +51,13 @@ def mapped() -> int:
 
 
 def is_anothers(name: str, there_before: tuple[str, ...]) -> bool:
-    """Whether this is an older segment's semaphore, which each process makes if missing."""
+    """Whether this is an older segment's semaphore, which a process makes if it is missing."""
     semaphore = names.parse_semaphore_file(name)
     return semaphore is not None and semaphore[0].system_name in there_before
 
 
 def attempt(deed: Deed, begun: Any) -> str:
-    """Do it; return the error that it raised."""
+    """Do the deed; return the error that it raised."""
     try:
         made = deed.act(begun)
         if hasattr(made, "close"):
@@ -69,7 +69,7 @@ def attempt(deed: Deed, begun: Any) -> str:
 
 
 def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> None:
-    """Do it while a call fails, then again; return the first error."""
+    """Do the deed while a system call fails, then again; return the first error."""
     before, there_before = descriptors(), left()
     begun = deed.begin(kept)
     there = left()
@@ -142,7 +142,7 @@ CONTAINED: Final = {"creating a private one", "finding what the dead left", "clo
 
 
 @pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed.name not in CONTAINED], ids=str)
-def test_each_call_may_fail_once(deed: Deed) -> None:
+def test_an_operation_with_one_failing_system_call_can_be_repeated(deed: Deed) -> None:
     """With one of its possible errors; with SHMACC_EVERY_INSTANT=1 with each of them."""
     place = failures = 0
     with on_one_core():
@@ -161,7 +161,7 @@ def test_each_call_may_fail_once(deed: Deed) -> None:
 
 
 def without_locks(deed: Deed, kept: Any, said: int, mark: Mark) -> None:
-    """Do it while the kernel has no memory for locks, then again with memory; return the errors."""
+    """Do the deed while the kernel has no memory for locks, then again; return the errors."""
     begun = deed.begin(kept)
     mark()
     try:
@@ -183,7 +183,7 @@ ASKING: Final = [
 
 
 @pytest.mark.parametrize("deed", ASKING, ids=str)
-def test_a_refused_question_does_not_mean_that_a_process_lives(deed: Deed) -> None:
+def test_a_lock_query_that_the_kernel_refuses_proves_no_process_alive(deed: Deed) -> None:
     """The kernel has no memory for locks. Its refusal means neither "held" nor "alive"."""
     kept = deed.before()
     reader, writer = os.pipe()
@@ -206,7 +206,7 @@ def test_a_refused_question_does_not_mean_that_a_process_lives(deed: Deed) -> No
 
 @pytest.mark.parametrize("name", ["a child's first operation", "unlinking"])
 def test_a_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
-    """Otherwise it would keep others out for as long as the process lives."""
+    """A lock that is not released would keep others out for as long as the process lives."""
     (deed,) = (deed for deed in DEEDS if deed.name == name)
     kept = deed.before()
     begun: list[Any] = []
@@ -231,7 +231,7 @@ def test_a_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
                 child.fail(errno.ENOLCK)
         assert refused >= 3
         assert refused % 3 == 0, "it gave up"
-        # It lives on, and has only its entry locked.
+        # The process lives on, and has only its entry locked.
         with suppress(errors.NotFoundError):
             assert not inspection.describe(NAME).lock.held
             assert inspection.describe(NAME).lock.name_pid is None

@@ -35,23 +35,20 @@ from shmacc import ConditionalAccumulator, errors, raw_ops
         ),
     ],
 )
-def test_an_exception_that_leaves_the_block_is_told_once(
+def test_an_exception_that_leaves_the_block_is_reported(
     acc: ConditionalAccumulator, error: BaseException, reason: str
 ) -> None:
-    with Apart(fail_in_a_block, error, 7) as process:
-        process.hear()
+    with Apart(fail_in_a_block, error, 7).ready() as process:
         assert news(acc) == ((process.pid,), (reason,), (7,))
         assert news(acc) is None
         assert acc.stats().attached == 1
-        process.say()
-        process.result()
+        process.finish()
     assert news(acc) is None
 
 
 @pytest.mark.parametrize("status", [None, False])
 def test_an_exit_with_success_is_no_failure(acc: ConditionalAccumulator, status: Any) -> None:
-    with Apart(fail_in_a_block, SystemExit(status), 7) as process:
-        process.hear()
+    with Apart(fail_in_a_block, SystemExit(status), 7).ready():
         assert news(acc) is None
 
 
@@ -64,14 +61,11 @@ def test_a_raw_op_that_refuses_its_argument_is_no_failure(acc: ConditionalAccumu
             raw_ops.AccumulatorApplyGradient(NAME, shmacc.NEVER_STALE, [1.0])
         with suppress(errors.InvalidArgumentError):
             raw_ops.AccumulatorTakeGradient(NAME, 1, "int8")
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
-    with Apart(refuse) as process:
-        process.hear()
+    with Apart(refuse).ready() as process:
         assert news(acc) is None
-        process.say()
-        process.result()
+        process.finish()
 
 
 def test_a_failure_ends_a_wait_that_has_begun(acc: ConditionalAccumulator) -> None:
@@ -86,14 +80,13 @@ def test_a_failure_ends_a_wait_that_has_begun(acc: ConditionalAccumulator) -> No
     thread = threading.Thread(target=wait)
     thread.start()
     until(lambda: acc.stats().waiting == 1)
-    with Apart(fail_in_a_block, ValueError("bad"), 7) as process:
-        process.hear()
+    with Apart(fail_in_a_block, ValueError("bad"), 7).ready():
         thread.join(LONG)
     assert waits == [("ValueError: bad",)]
 
 
-def test_a_failure_is_told_though_the_process_stays_attached(acc: ConditionalAccumulator) -> None:
-    """Its other handle attaches it. One exception that goes through two blocks is one failure."""
+def test_a_failure_is_reported_while_the_process_is_attached(acc: ConditionalAccumulator) -> None:
+    """Another handle attaches the process. An exception through two blocks is one failure."""
 
     def fail(*, pipe: Pipe) -> None:
         kept = ConditionalAccumulator.attach(NAME)
@@ -104,24 +97,19 @@ def test_a_failure_is_told_though_the_process_stays_attached(acc: ConditionalAcc
         ):
             own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=3)
             raise ValueError("bad")
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         kept.apply_grad(1.0, shmacc.NEVER_STALE, contributor=4)
         kept.close()
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
-    with Apart(fail) as process:
-        process.hear()
+    with Apart(fail).ready() as process:
         assert acc.stats().attached == 2
         assert news(acc) == ((process.pid,), ("ValueError: bad",), (3,))
         assert news(acc) is None
-        process.say()
-        process.hear()
+        process.turn()
         assert acc.stats().attached == 1
         assert news(acc) is None
-        process.say()
-        process.result()
+        process.finish()
 
 
 def test_an_exception_raised_again_is_another_failure(acc: ConditionalAccumulator) -> None:
@@ -133,8 +121,7 @@ def test_an_exception_raised_again_is_another_failure(acc: ConditionalAccumulato
             with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
                 own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
                 raise error
-            pipe.say()
-            pipe.hear()
+            pipe.turn()
 
     with Apart(fail) as process:
         for contributor in (1, 2):
@@ -150,17 +137,14 @@ def fail_in_pool() -> None:
         raise ValueError("bad")
 
 
-def test_an_exception_that_came_from_another_process_is_a_failure(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_an_exception_from_another_process_is_a_failure(acc: ConditionalAccumulator) -> None:
     """A pool's worker has left its own block by it, and its future raises it here."""
     context: Any = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
         error = executor.submit(fail_in_pool).exception()
     assert isinstance(error, ValueError)
     assert news(acc) is None
-    with Apart(fail_in_a_block, error, 7) as process:
-        process.hear()
+    with Apart(fail_in_a_block, error, 7).ready() as process:
         assert news(acc) == ((process.pid,), ("ValueError: bad",), (7,))
 
 
@@ -176,18 +160,15 @@ def test_a_forked_childs_exception_is_not_its_parents(acc: ConditionalAccumulato
                     raise ValueError("the child's")
                 os._exit(0)
             os.waitpid(child, 0)
-            pipe.say()
-            pipe.hear()
+            pipe.turn()
 
-    with Apart(fork) as process:
-        process.hear()
+    with Apart(fork).ready() as process:
         assert news(acc) is None
-        process.say()
-        process.result()
+        process.finish()
     assert news(acc) is None
 
 
-def test_a_failure_is_told_after_its_process_has_left_in_order(acc: ConditionalAccumulator) -> None:
+def test_a_failure_is_reported_after_its_process_has_left(acc: ConditionalAccumulator) -> None:
     def fail(*, pipe: Pipe) -> None:
         with ConditionalAccumulator.attach(NAME) as kept:
             with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
@@ -196,8 +177,7 @@ def test_a_failure_is_told_after_its_process_has_left_in_order(acc: ConditionalA
             kept.apply_grad(1.0, shmacc.NEVER_STALE)
         pipe.say()
 
-    with Apart(fail) as process:
-        process.hear()
+    with Apart(fail).ready() as process:
         process.wait()
         assert news(acc) == ((process.pid,), ("ValueError: bad",), ())
         assert news(acc) is None

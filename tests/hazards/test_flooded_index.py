@@ -96,8 +96,7 @@ def test_rows_in_regular_steps_are_spread_like_random_ones(rows: IndexArray) -> 
 
 def test_check_finds_every_row_through_the_index() -> None:
     rows = np.concatenate([*RUNS.values(), random_rows(30_000)])
-    with SparseConditionalAccumulator("f4", (None, 1), "checked") as acc:
+    with SparseConditionalAccumulator("f4", (None, 1), "checked", unlink_on_close=True) as acc:
         for part in np.array_split(rows, 3):
             assert acc.apply_grad(part, np.ones((part.size, 1), np.float32))
         assert inspection.check("checked") == ()
-        acc.unlink()

@@ -37,16 +37,14 @@ def _serve(*, pipe: Pipe) -> None:
 @pytest.fixture
 def owner() -> Iterator[Callable[..., Any]]:
     """Calls methods in root's process, whose segment everybody may read."""
-    with Apart(_serve) as process:
-        process.hear()
+    with Apart(_serve).ready() as process:
 
         def request(name: str, *args: Any) -> Any:
             process.say((name, *args))
             return process.hear()
 
         yield request
-        process.say()
-        process.result()
+        process.finish()
 
 
 def segment() -> Path:
@@ -110,14 +108,13 @@ def test_a_user_who_may_read_can_change_nothing(owner: Callable[..., Any]) -> No
 
 def _make_many(*, pipe: Pipe) -> None:
     made = [ConditionalAccumulator("f8", (), f"made-{i}", mode=0o644) for i in range(MANY)]
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
     for acc in made:
         acc.unlink()
 
 
 def test_the_semaphore_exists_before_the_segment_has_its_name() -> None:
-    """So nobody can make it before the segment's maker does."""
+    """Otherwise another user could make the semaphore first."""
     own = f"shmacc.{names.current_namespace()}:made-"
     with Apart(_make_many) as maker:
         while not maker.pipe.poll():
@@ -125,17 +122,12 @@ def test_the_semaphore_exists_before_the_segment_has_its_name() -> None:
             semaphores = Path(names.SHM_DIRECTORY).glob(f"sem.{own}*")
             assert segments <= {file.name[len("sem.") : -17] for file in semaphores}
         maker.hear()
-        maker.say()
-        maker.result()
+        maker.finish()
 
 
 def _plant_a_file(path: Path) -> None:
     path.write_bytes((1).to_bytes(8, "little").ljust(32, b"\0"))
     path.chmod(0o666)
-
-
-def _plant_a_link(path: Path) -> None:
-    path.symlink_to(SECRET)
 
 
 @pytest.fixture
@@ -147,10 +139,8 @@ def secret() -> Iterator[Path]:
     SECRET.unlink()
 
 
-def test_another_users_file_under_the_semaphores_name_is_not_mapped(
-    owner: Callable[..., Any],
-) -> None:
-    """If it were, truncating it would be a SIGBUS here."""
+def test_another_users_file_at_the_semaphores_name_is_not_mapped(owner: Callable[..., Any]) -> None:
+    """If it were mapped, truncating the file would be a SIGBUS here."""
     planted = semaphore()
     planted.unlink()
     run_apart(_plant_a_file, planted, uid=STRANGER)
@@ -166,7 +156,7 @@ def test_another_users_file_under_the_semaphores_name_is_not_mapped(
     assert owner("take_grad", 3) == 6.0
 
 
-@pytest.mark.parametrize("plant", [_plant_a_link, os.mkfifo])
+@pytest.mark.parametrize("plant", [lambda path: path.symlink_to(SECRET), os.mkfifo])
 def test_another_users_link_under_the_semaphores_name_is_not_followed(
     owner: Callable[..., Any], secret: Path, plant: Callable[[Path], None]
 ) -> None:
@@ -200,13 +190,11 @@ def _attach_without_a_semaphore(path: Path) -> None:
 def test_a_link_that_appears_while_the_semaphore_is_made_is_not_followed(
     owner: Callable[..., Any], secret: Path
 ) -> None:
-    """Between any two steps of making it."""
+    """The link appears between any two steps of making the semaphore."""
     planted = semaphore()
-    with Apart(_plant_links_for_ever, planted, uid=STRANGER) as stranger:
-        stranger.hear()
+    with Apart(_plant_links_for_ever, planted, uid=STRANGER).ready() as stranger:
         run_apart(_attach_without_a_semaphore, planted)
-        stranger.say()
-        stranger.result()
+        stranger.finish()
     assert secret.read_bytes() == b"secret".ljust(32)
     assert secret.stat().st_mode & 0o777 == 0o600
     assert owner("num_accumulated") > 0
@@ -215,15 +203,13 @@ def test_a_link_that_appears_while_the_semaphore_is_made_is_not_followed(
 def _lock_for_reading(first: int, count: int, *, pipe: Pipe) -> None:
     fd = os.open(segment(), os.O_RDONLY)
     fcntl.lockf(fd, fcntl.LOCK_SH, count, first)
-    pipe.say("locked")
-    pipe.hear()
+    pipe.turn("locked")
 
 
 @contextlib.contextmanager
 def reader(first: int, count: int = 1) -> Iterator[Apart]:
     """Another user holds read locks on these bytes, as any reader of the file may."""
-    with Apart(_lock_for_reading, first, count, uid=STRANGER) as process:
-        process.hear()
+    with Apart(_lock_for_reading, first, count, uid=STRANGER).ready() as process:
         yield process
 
 
@@ -234,23 +220,20 @@ def _take_in_vain() -> None:
 
 def _apply_later(*, pipe: Pipe) -> bool:
     acc: Any = shmacc.attach("read")
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
     return bool(acc.apply_grad(2.0))
 
 
 def test_a_readers_lock_delays_others_until_their_timeouts(owner: Callable[..., Any]) -> None:
-    """Permission to read allows that; others go on afterwards."""
-    with Apart(_apply_later) as applying:
-        applying.hear()
-        with reader(layout.lane_byte()) as process:
-            applying.say()
-            until(lambda: activity("read", applying.pid) == "waits for the lock")
-            with pytest.raises(errors.DeadlineExceededError):
-                run_apart(_take_in_vain)
-            assert owner("num_accumulated") == 1
-            process.kill()
-            assert applying.result()
+    """Permission to read allows such locks; others go on afterwards."""
+    with Apart(_apply_later).ready() as applying, reader(layout.lane_byte()) as process:
+        applying.say()
+        until(lambda: activity("read", applying.pid) == "waits for the lock")
+        with pytest.raises(errors.DeadlineExceededError):
+            run_apart(_take_in_vain)
+        assert owner("num_accumulated") == 1
+        process.kill()
+        assert applying.result()
     assert owner("take_grad", 2) == 3.0
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
@@ -31,14 +31,6 @@ from shmacc import (
 pytestmark = pytest.mark.threads
 
 
-@pytest.fixture
-def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator of sums."""
-    with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as made:
-        yield made
-        made.unlink()
-
-
 def _fork_often(
     hook: Callable[[], object], *beside: Callable[[], object], before: Callable[[], object] = tuple
 ) -> None:
@@ -47,11 +39,11 @@ def _fork_often(
 
     def use() -> None:
         assert kept.apply_grad(1.0, local_step=NEVER_STALE)
-        with ConditionalAccumulator.attach("forked") as other:
+        with ConditionalAccumulator.attach("acc") as other:
             assert other.apply_grad(1.0)
         with ConditionalAccumulator("f8", ()) as private:
             assert private.apply_grad(1.0)
-        assert inspection.describe("forked").stats.applied > 0
+        assert inspection.describe("acc").stats.applied > 0
 
     # Import everything first: a fork amid an import is a hazard of Python's own.
     for work in (use, *beside):
@@ -94,18 +86,18 @@ def _opens_and_closes() -> None:
     def open_and_close() -> None:
         with ConditionalAccumulator("f8", ()) as private:
             private.apply_grad(1.0)
-        shmacc.attach("forked").close()
+        shmacc.attach("acc").close()
 
     def inspect() -> None:
-        inspection.describe("forked")
-        inspection.leftovers("forked")
+        inspection.describe("acc")
+        inspection.leftovers("acc")
 
     _fork_often(lambda: time.sleep(0.0005), open_and_close, open_and_close, inspect)
 
 
 class _Cycle:
     def __init__(self) -> None:
-        self.acc = shmacc.attach("forked")
+        self.acc = shmacc.attach("acc")
         self.itself = self
         # Otherwise cycles would be made faster than they are collected.
         time.sleep(0.0005)
@@ -119,7 +111,7 @@ def _collects() -> None:
 @pytest.mark.usefixtures("acc")
 @pytest.mark.parametrize("work", [_lets_go, _opens_and_closes, _collects])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_fork_while_a_thread_is_busy(work: Callable[[], None]) -> None:
+def test_a_fork_while_a_thread_is_busy_harms_neither_process(work: Callable[[], None]) -> None:
     """Nothing is locked around a fork, so nothing can be held in it."""
     run_apart(work)
 
@@ -167,14 +159,14 @@ def _fork_in_the_handler(
 
 
 def _let_it_fork(waiting: Apart) -> None:
-    """Make it fork in the middle of its wait."""
+    """Make the process fork in the middle of its wait."""
     waiting.hear()
     until(lambda: sleeps(waiting.pid))
     waiting.signal(signal.SIGALRM)
 
 
 def _attach_and_apply() -> None:
-    with shmacc.attach("forked") as again:
+    with shmacc.attach("acc") as again:
         assert isinstance(again, ConditionalAccumulator)
         assert again.apply_grad(1.0, local_step=NEVER_STALE)
 
@@ -205,16 +197,14 @@ def test_a_handler_may_fork_in_a_wait_for_the_step(acc: ConditionalAccumulator) 
 @pytest.mark.parametrize(
     ("way", "byte"), [("exits", layout.lane_byte()), ("closes it", layout.NAME_BYTE)]
 )
-def test_a_handler_may_fork_in_a_wait_for_a_lock(
-    acc: ConditionalAccumulator, way: str, byte: int
-) -> None:
-    """The lock of an apply, or of the name, in an opener and a remover."""
+def test_a_handler_may_fork_in_lock_waits(acc: ConditionalAccumulator, way: str, byte: int) -> None:
+    """An apply waits for a lane's lock; an opener and a remover wait for the name's."""
     waits: dict[int, tuple[Callable[[], Any], ...]] = {
         layout.lane_byte(): (lambda: acc.apply_grad(1.0),),
-        layout.NAME_BYTE: (lambda: shmacc.attach("forked").close(), acc.unlink),
+        layout.NAME_BYTE: (lambda: shmacc.attach("acc").close(), acc.unlink),
     }
     for wait in waits[byte]:
-        with held("forked", byte) as holder, Apart(_fork_in_the_handler, acc, wait, way) as waiting:
+        with held("acc", byte) as holder, Apart(_fork_in_the_handler, acc, wait, way) as waiting:
             _let_it_fork(waiting)
             until(lambda: _has_a_child(waiting.pid))
             holder.kill()
@@ -229,16 +219,14 @@ def _has_a_child(pid: int) -> bool:
 
 def _apply_and_close(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     acc.apply_grad(1.0)
-    pipe.say("applied")
-    pipe.hear()
+    pipe.turn("applied")
     acc.close()
     with pytest.raises(errors.FailedPreconditionError):
         acc.apply_grad(1.0)
-    pipe.say("closed")
-    pipe.hear()
+    pipe.turn("closed")
 
 
-def test_a_child_may_close_what_its_parents_thread_uses(acc: ConditionalAccumulator) -> None:
+def test_a_child_may_close_the_handle_of_a_parents_thread(acc: ConditionalAccumulator) -> None:
     """The thread's operation is not the child's: closing its last handle detaches the child."""
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(acc.take, 2, timeout=LONG)
@@ -246,29 +234,26 @@ def test_a_child_may_close_what_its_parents_thread_uses(acc: ConditionalAccumula
         with Apart(_apply_and_close, acc) as child:
             assert child.hear() == "applied"
             assert acc.stats().attached == 2
-            child.say()
-            assert child.hear() == "closed"
+            assert child.turn() == "closed"
             assert acc.stats().attached == 1  # while the child lives
-            child.say()
-            child.result()
+            child.finish()
         acc.apply_grad(1.0)
         assert taking.result().count == 2
 
 
 def test_a_child_that_only_looks_is_not_attached_as_its_parent(acc: ConditionalAccumulator) -> None:
-    """It has its parent's memory, but not its parent's record locks."""
+    """A child has its parent's memory, but not its parent's record locks."""
     assert acc.stats().attached == 1
     with Apart(_attach_fork_and_die) as parent:
         parent.wait()
-        parent.say()
-        assert parent.hear() == [True, False]
+        assert parent.turn() == [True, False]
 
 
 def _attach_fork_and_die(*, pipe: Pipe) -> None:
-    acc = shmacc.attach("forked")
+    acc = shmacc.attach("acc")
     if os.fork():
         os.kill(os.getpid(), signal.SIGKILL)
     pipe.hear()
-    pipe.say([process.alive for process in inspection.describe("forked").processes])
+    pipe.say([process.alive for process in inspection.describe("acc").processes])
     del acc
     os._exit(0)

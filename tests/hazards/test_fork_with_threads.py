@@ -7,8 +7,6 @@ instants the main thread forks.
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,17 +15,10 @@ from typing import Any, Final, Self
 
 import numpy as np
 import pytest
+from helpers import stepping_tracer
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.busy import busy
-from helpers.stepping_tracer import (
-    CONT,
-    DETACH,
-    SINGLESTEP,
-    SYSCALL,
-    needs_ptrace,
-    on_one_core,
-    ptrace,
-)
+from helpers.interpreter import run
 from helpers.support import EVERY_INSTANT, LONG, until
 
 import shmacc
@@ -38,7 +29,7 @@ pytestmark = pytest.mark.threads
 FORKS: Final = 6
 ROWS: Final = 400
 
-# Of ptrace.
+# Numbers of ptrace's requests.
 _SEIZE: Final = 0x4206
 _INTERRUPT: Final = 0x4207
 _WALL: Final = 0x40000000  # also wait for threads other than a process's first
@@ -99,12 +90,11 @@ def _apply_for_ever(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
 
 
 def test_children_killed_in_an_apply_harm_nobody(acc: SparseConditionalAccumulator) -> None:
-    """They use their parent's handle; the parent and its threads go on."""
+    """The children use their parent's handle; the parent and its threads go on."""
     _apply(acc, 1)
     with busy(lambda: _apply(acc, 1)) as done:
         for _ in range(FORKS):
-            with Apart(_apply_for_ever, acc) as child:
-                child.hear()
+            with Apart(_apply_for_ever, acc).ready() as child:
                 child.kill()
     assert sum(done) > 0
     until(lambda: acc.stats().attached == 1)
@@ -132,7 +122,7 @@ def _fork_and_die(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
 
 
 def test_a_child_goes_on_when_its_parent_is_killed(acc: SparseConditionalAccumulator) -> None:
-    """With the handle that it has from its parent."""
+    """The child uses its parent's handle."""
     with Apart(_fork_and_die, acc) as parent:
         child = parent.hear()
         until(lambda: acc.stats().waiting == 1)
@@ -155,31 +145,18 @@ def _lives(pid: int) -> bool:
 
 def test_a_private_segment_stays_when_a_child_ends() -> None:
     """The child ends like a program, with finalizers."""
-    script = (
-        "import os, shmacc, sys\n"
-        "acc = shmacc.ConditionalAccumulator('f4')\n"
-        "pid = os.fork()\n"
-        "acc.apply_grad(1.0)\n"
-        "if pid == 0: sys.exit(0)\n"
-        "assert os.waitpid(pid, 0)[1] == 0\n"
-        "assert acc.take(2, timeout=0).count == 2\n"
-        "shmacc.attach(acc.shared_name).close()\n"
-    )
-    subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", script], check=True, timeout=LONG)
-    # Its creator has ended, in order.
+    script = """
+        acc = shmacc.ConditionalAccumulator('f4')
+        pid = os.fork()
+        acc.apply_grad(1.0)
+        if pid == 0: sys.exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert acc.take(2, timeout=0).count == 2
+        shmacc.attach(acc.shared_name).close()
+    """
+    assert run(script, warnings="ignore") == (0, "", "")
+    # The segment's creator has ended, in order.
     assert testing.leaked_names(os.environ["SHMACC_NAMESPACE"]) == ()
-
-
-def _grandchildren(acc: SparseConditionalAccumulator, depth: int) -> int:
-    applied = _apply(acc, 1)
-    if depth:
-        applied += run_apart(_grandchildren, acc, depth - 1)
-    return applied + _apply(acc, 1)
-
-
-def test_children_of_children_apply(acc: SparseConditionalAccumulator) -> None:
-    assert run_apart(_grandchildren, acc, 4) == 10
-    assert acc.take(10, timeout=0).count == 10
 
 
 # --- while a thread grows the segment -------------------------------------------------------------
@@ -226,7 +203,7 @@ class Regions:
     """Where a process has a segment's file mapped."""
 
     def __init__(self, pid: int, name: str) -> None:
-        """Look."""
+        """Remember where the regions begin."""
         self._maps = Path(f"/proc/{pid}/maps")
         self._name = name
         self._starts = self._look()
@@ -256,22 +233,22 @@ class TracedThread:
         """Hold the thread, wherever it is; this interrupts a system call in which it waits."""
         self.thread = thread
         self.held = False
-        ptrace(_SEIZE, thread)
-        ptrace(_INTERRUPT, thread)
+        stepping_tracer.ptrace(_SEIZE, thread)
+        stepping_tracer.ptrace(_INTERRUPT, thread)
         self._wait()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
         """Go on, looking whenever a system call begins or ends, until the condition holds."""
         while not condition():
-            self._go(SYSCALL)
+            self._go(stepping_tracer.SYSCALL)
 
     def step(self) -> None:
-        self._go(SINGLESTEP)
+        self._go(stepping_tracer.SINGLESTEP)
 
     def let_go(self) -> None:
         if self.held:
             self.held = False
-            ptrace(DETACH, self.thread)
+            stepping_tracer.ptrace(stepping_tracer.DETACH, self.thread)
 
     def __enter__(self) -> Self:
         return self
@@ -280,7 +257,7 @@ class TracedThread:
         self.let_go()
 
     def _go(self, request: int) -> None:
-        ptrace(request, self.thread)
+        stepping_tracer.ptrace(request, self.thread)
         self.held = False
         self._wait()
 
@@ -292,15 +269,17 @@ class TracedThread:
             if number == signal.SIGTRAP:
                 self.held = True
                 return
-            ptrace(CONT, self.thread, number)  # passes on a signal sent to the thread
+            stepping_tracer.ptrace(
+                stepping_tracer.CONT, self.thread, number
+            )  # passes on a signal sent to the thread
 
 
-@needs_ptrace
-def test_a_fork_at_every_instant_of_a_growth(
+@stepping_tracer.needs_ptrace
+def test_a_fork_at_any_instant_of_a_growth_harms_neither_process(
     wide: SparseConditionalAccumulator, namespace: str
 ) -> None:
     """Each child adds correctly to rows in the region that was being moved."""
-    with on_one_core(), Apart(_grow_and_fork, wide) as process:
+    with stepping_tracer.on_one_core(), Apart(_grow_and_fork, wide) as process:
         thread = process.hear()
         with TracedThread(thread) as growing:
             regions = Regions(process.pid, namespace)
@@ -308,11 +287,9 @@ def test_a_fork_at_every_instant_of_a_growth(
                 growing.run_until(regions.moved)
                 for number in range(INSTRUCTIONS):
                     if EVERY_INSTANT or number % MOVES == move:
-                        process.say("fork")
-                        process.hear()
+                        process.turn("fork")
                     growing.step()
-        process.say("enough")
-        children = process.result()
+        children = process.finish("enough")
     assert children == INSTRUCTIONS * (MOVES if EVERY_INSTANT else 1)
     taken = wide.take(1, timeout=0)
     assert (taken.values[:NEW_ROWS] == 2 + children).all()

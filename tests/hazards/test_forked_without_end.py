@@ -8,7 +8,7 @@ segment under the name, and would never meet the child.
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,16 +28,14 @@ FORKS: Final = 30
 
 
 @pytest.fixture
-def acc() -> Iterator[ConditionalAccumulator]:
+def acc(acc: ConditionalAccumulator) -> ConditionalAccumulator:
     """A named accumulator of sums, which has been used."""
-    with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as made:
-        made.apply_grad(1.0)
-        yield made
-        made.unlink()
+    acc.apply_grad(1.0)
+    return acc
 
 
 def path() -> str:
-    return names.segment_name("forked").path
+    return names.segment_name("acc").path
 
 
 def _fill_with_the_dead() -> None:
@@ -53,15 +51,15 @@ def _places_in_use() -> int:
 
 
 def _attach_and_apply() -> list[bool]:
-    with shmacc.attach("forked") as acc:
+    with shmacc.attach("acc") as acc:
         assert isinstance(acc, ConditionalAccumulator)
         assert acc.apply_grad(2.0)
-        return [process.alive for process in inspection.describe("forked").processes]
+        return [process.alive for process in inspection.describe("acc").processes]
 
 
 def test_a_list_full_of_dead_processes_lets_others_in(acc: ConditionalAccumulator) -> None:
     run_apart(_fill_with_the_dead)
-    assert len(inspection.describe("forked").processes) == PLACES
+    assert len(inspection.describe("acc").processes) == PLACES
     assert run_apart(_attach_and_apply) == [True, True]
     assert acc.stats().attached == 1
     assert run_apart(_places_in_use) <= 2
@@ -72,14 +70,14 @@ def test_a_list_full_of_dead_processes_lets_others_in(acc: ConditionalAccumulato
 
 
 def _attach() -> None:
-    shmacc.attach("forked").close()
+    shmacc.attach("acc").close()
 
 
 @pytest.mark.usefixtures("acc")
 def test_a_stopped_process_keeps_dead_entries_from_being_freed() -> None:
     """The error says so; afterwards they are freed."""
     run_apart(_fill_with_the_dead)
-    with held("forked") as holder:
+    with held("acc") as holder:
         with pytest.raises(
             errors.ResourceExhaustedError, match=f"{PLACES} entries.*keeps the lock"
         ):
@@ -88,9 +86,7 @@ def test_a_stopped_process_keeps_dead_entries_from_being_freed() -> None:
     run_apart(_attach)
 
 
-def test_children_that_apply_and_end_leave_their_entries_to_the_next(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_children_that_end_leave_their_entries_to_the_next(acc: ConditionalAccumulator) -> None:
     for _ in range(FORKS):
         run_apart(acc.apply_grad, 1.0)
     # Some dead processes, whose entries nobody has freed yet.
@@ -109,21 +105,16 @@ def _record_locks(acc: ConditionalAccumulator) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks")
-def test_an_attached_process_has_one_entry_in_the_kernels_list_of_locks(
-    acc: ConditionalAccumulator,
-) -> None:
+def test_an_attached_process_has_one_lock_in_the_kernels_list(acc: ConditionalAccumulator) -> None:
     """Each operation searches this list, so it must be short."""
     assert len(_record_locks(acc)) == 1
-    with Apart(_stay, acc) as one, Apart(_stay, acc) as another:
-        one.hear()
-        another.hear()
+    with Apart(_stay, acc).ready(), Apart(_stay, acc).ready():
         assert len(_record_locks(acc)) == 3
 
 
 def _stay(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     acc.apply_grad(1.0)
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
 
 
 # --- cleaned before the first use -----------------------------------------------------------------
@@ -135,17 +126,14 @@ def _clean() -> list[str]:
 
 
 CALLS: Final[tuple[Callable[[Any], Any], ...]] = (
-    lambda acc: acc.apply_grad(1.0),
-    lambda acc: acc.take(1, timeout=0),
-    lambda acc: acc.wait_step(-1, timeout=0),
-    lambda acc: acc.global_step,
-    lambda acc: acc.cancel(),
-)
+    lambda acc: acc.apply_grad(1.0), lambda acc: acc.take(1, timeout=0),
+    lambda acc: acc.wait_step(-1, timeout=0), lambda acc: acc.global_step, lambda acc: acc.cancel(),
+)  # fmt: skip
 
 
 def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
     """Open it here for a child alone, which may use it, then waits to be told what to call."""
-    acc = ConditionalAccumulator("f8", (), "forked", reduction_type="SUM")
+    acc = ConditionalAccumulator("f8", (), "acc", reduction_type="SUM")
     if os.fork():
         os._exit(0)
     if use:
@@ -161,13 +149,11 @@ def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("call", range(len(CALLS)))
 def test_a_child_does_not_use_a_segment_that_was_cleaned(call: int) -> None:
-    with Apart(_fork_and_end, False) as parent:  # noqa: FBT003
-        parent.hear()
+    with Apart(_fork_and_end, False).ready() as parent:  # noqa: FBT003
         parent.wait()
         assert len(_clean()) == 2  # a segment and its semaphore
-        with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as anew:
-            parent.say(call)
-            error = parent.hear()
+        with ConditionalAccumulator("f8", (), "acc", reduction_type="SUM") as anew:
+            error = parent.turn(call)
             assert isinstance(error, errors.NotFoundError)
             assert "clean" in str(error)
             assert anew.num_accumulated() == 0
@@ -175,44 +161,37 @@ def test_a_child_does_not_use_a_segment_that_was_cleaned(call: int) -> None:
 
 
 def test_a_segment_that_a_child_has_used_is_not_cleaned() -> None:
-    with Apart(_fork_and_end, True) as parent:  # noqa: FBT003
-        parent.hear()
+    with Apart(_fork_and_end, True).ready() as parent:  # noqa: FBT003
         parent.wait()
         assert _clean() == []
-        parent.say(0)
-        assert parent.hear() is True
-    with shmacc.attach("forked") as acc:
+        assert parent.turn(0) is True
+    with shmacc.attach("acc") as acc:
         assert acc.num_accumulated() == 2
         acc.unlink()
 
 
 def _read_then_use(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
-    pipe.say([acc.global_step, acc.num_accumulated(), acc.stats().attached])
-    pipe.hear()
+    pipe.turn([acc.global_step, acc.num_accumulated(), acc.stats().attached])
     acc.apply_grad(1.0)
-    pipe.say(acc.stats().attached)
-    pipe.hear()
+    pipe.turn(acc.stats().attached)
 
 
-def test_reading_numbers_does_not_count_as_use() -> None:
+def test_a_child_that_only_reads_numbers_is_not_attached() -> None:
     """`docs/concepts/processes.md` says so."""
-    with ConditionalAccumulator("f8", (), "forked") as acc:
+    with ConditionalAccumulator("f8", (), "acc", unlink_on_close=True) as acc:
         acc.apply_grad(1.0)
         with Apart(_read_then_use, acc) as child:
             assert child.hear() == [0, 1, 1]
             assert acc.stats().attached == 1
             assert run_apart(_places_in_use) == 1
-            child.say()
-            assert child.hear() == 2
+            assert child.turn() == 2
             assert acc.stats().attached == 2
-            child.say()
-            child.result()
-        acc.unlink()
+            child.finish()
 
 
 def test_a_child_keeps_a_segment_that_was_unlinked() -> None:
     """Processes that have it open keep it, and so do their children."""
-    with ConditionalAccumulator("f8", (), "forked", reduction_type="SUM") as acc:
+    with ConditionalAccumulator("f8", (), "acc", reduction_type="SUM") as acc:
         acc.unlink()
         assert run_apart(acc.apply_grad, 1.0)
         assert acc.take_grad(1, timeout=0) == 1.0
@@ -228,15 +207,10 @@ FEWEST: Final = 3  # stops in a sweep: it asks the kernel about an entry, and gi
 def _come_and_go(*, pipe: Pipe) -> None:
     while True:
         pipe.hear()
-        acc = shmacc.attach("forked")
-        pipe.say()
-        pipe.hear()
+        acc = shmacc.attach("acc")
+        pipe.turn()
         acc.close()
         pipe.say()
-
-
-def _living() -> set[int]:
-    return {process.pid for process in inspection.describe("forked").processes if process.alive}
 
 
 def _sweep_meanwhile(system_calls: int, *, again: bool) -> bool:
@@ -244,25 +218,24 @@ def _sweep_meanwhile(system_calls: int, *, again: bool) -> bool:
     with (
         Apart(_come_and_go) as leaving,
         Apart(_come_and_go) as coming,
-        Traced(lambda _: shmacc.attach("forked").close()) as sweeping,
+        Traced(lambda _: shmacc.attach("acc").close()) as sweeping,
     ):
         _turn(leaving)
-        sweeping.run_until(lambda: inspection.describe("forked").lock.held)
+        sweeping.run_until(lambda: inspection.describe("acc").lock.held)
         _go_on(sweeping, system_calls)
-        if not inspection.describe("forked").lock.held:
+        if not inspection.describe("acc").lock.held:
             return False
         _turn(leaving)
         _go_on(sweeping, 1)
         comes = leaving if again else coming
         _turn(comes)
         sweeping.finish()
-        assert _living() == {comes.pid}
+        assert [p.pid for p in inspection.describe("acc").processes if p.alive] == [comes.pid]
     return True
 
 
 def _turn(process: Apart) -> None:
-    process.say()
-    process.hear()
+    process.turn()
 
 
 def _go_on(traced: Traced, stops: int) -> None:
@@ -273,13 +246,13 @@ def _go_on(traced: Traced, stops: int) -> None:
 @needs_ptrace
 @pytest.mark.parametrize("again", [False, True], ids=["another", "the same again"])
 def test_an_entry_may_get_a_new_process_during_a_sweep(*, again: bool) -> None:
-    # Not attached here: a forked child would not leave before it has closed its parent's handle.
-    ConditionalAccumulator("f8", (), "forked").close()
+    # This process does not attach: a forked child that inherits a handle would not leave at once.
+    ConditionalAccumulator("f8", (), "acc").close()
     try:
         for stops in itertools.count():
             if not _sweep_meanwhile(stops, again=again):
                 break
         assert stops >= FEWEST
     finally:
-        with shmacc.attach("forked") as acc:
+        with shmacc.attach("acc") as acc:
             acc.unlink()

@@ -11,19 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.apart import run_apart
+from helpers.apart import apart
 from helpers.stepping_tracer import Traced, needs_ptrace
 from helpers.support import SANITIZED, left_behind
 
 import shmacc
-from shmacc import (
-    ConditionalAccumulator,
-    SharedArrays,
-    SparseConditionalAccumulator,
-    _core,
-    errors,
-    inspection,
-)
+from shmacc import _core, errors, inspection
 from shmacc._base import names
 
 
@@ -43,13 +36,15 @@ def _restored_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _each_lack_of_descriptors() -> None:
-    with ConditionalAccumulator("f4", (), "there") as there:
+@apart()
+def test_opening_without_enough_descriptors_leaves_nothing() -> None:
+    """The error is the same with no descriptor left, with one, with two, and so on."""
+    with shmacc.ConditionalAccumulator("f4", (), "there") as there:
         pickled = pickle.dumps(there)
     calls: dict[str, Callable[[], Any]] = {
-        "create": lambda: ConditionalAccumulator("f4", (), "new"),
-        "private": lambda: ConditionalAccumulator("f4"),
-        "construct": lambda: ConditionalAccumulator("f4", (), "there"),
+        "create": lambda: shmacc.ConditionalAccumulator("f4", (), "new"),
+        "private": lambda: shmacc.ConditionalAccumulator("f4"),
+        "construct": lambda: shmacc.ConditionalAccumulator("f4", (), "there"),
         "attach": lambda: shmacc.attach("there"),
         "unpickle": lambda: pickle.loads(pickled),
     }
@@ -69,41 +64,38 @@ def _each_lack_of_descriptors() -> None:
             with suppress(errors.NotFoundError):
                 inspection.remove("new")
         assert failed, call
-    # What is open already needs no other descriptor.
-    with ConditionalAccumulator.attach("there") as there:
+    # Open accumulators need no other descriptor.
+    with shmacc.ConditionalAccumulator.attach("there") as there:
         _allow_descriptors(0)
         assert there.apply_grad(1.0)
-        with ConditionalAccumulator.attach("there") as again:
+        with shmacc.ConditionalAccumulator.attach("there") as again:
             assert again.take_grad(1, timeout=0) == 1.0
         there.unlink()
 
 
-def test_opening_without_enough_descriptors_leaves_nothing() -> None:
-    """With none left, one, two...: always the same error."""
-    run_apart(_each_lack_of_descriptors)
-
-
 @needs_ptrace
-def test_a_maker_without_descriptors_takes_nothing_from_other_processes() -> None:
-    """Others may attach by the name before the maker needs its last descriptor."""
+def test_a_creator_without_descriptors_does_not_disturb_attached_processes() -> None:
+    """Other processes may attach before the maker needs its last descriptor."""
     with Traced(lambda _: _make_in_vain()) as maker:
         maker.run_until(Path(names.segment_name("made").path).exists)
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.prlimit(maker.pid, resource.RLIMIT_NOFILE, (3, hard))
         with shmacc.attach("made") as acc:
             maker.finish()
-            assert isinstance(acc, ConditionalAccumulator)
+            assert isinstance(acc, shmacc.ConditionalAccumulator)
             assert acc.apply_grad(1.0)
             acc.unlink()
 
 
 def _make_in_vain() -> None:
     with pytest.raises(errors.ResourceExhaustedError, match="ulimit -n"):
-        ConditionalAccumulator("f4", (), "made")
+        shmacc.ConditionalAccumulator("f4", (), "made")
 
 
-def _asked_without_a_descriptor() -> None:
-    with ConditionalAccumulator("f4", (), "made") as acc:
+@apart()
+def test_without_descriptors_cleaning_does_not_guess() -> None:
+    """A cleaner that cannot ask whether a semaphore's segment is being made leaves it."""
+    with shmacc.ConditionalAccumulator("f4", (), "made", unlink_on_close=True):
         path = Path(names.segment_name("made").path)
         (semaphore,) = path.parent.glob(f"sem.{path.name}.*")
         with semaphore.open("rb") as maker:
@@ -115,22 +107,17 @@ def _asked_without_a_descriptor() -> None:
                     _core.semaphore_is_being_made(str(semaphore))
                 _restored_descriptors()
         assert not _core.semaphore_is_being_made(str(semaphore))
-        acc.unlink()
 
 
-def test_without_descriptors_cleaning_does_not_guess() -> None:
-    """It cannot ask whether a semaphore's segment is being made, and leaves the semaphore."""
-    run_apart(_asked_without_a_descriptor)
-
-
-def _file_size_limit() -> None:
-    known = SparseConditionalAccumulator("f4", None, "known")
+@apart()
+def test_a_limit_of_file_sizes_is_named_in_errors_and_stops_no_growth() -> None:
+    known = shmacc.SparseConditionalAccumulator("f4", None, "known")
     assert known.apply_grad(range(100), np.ones((100, 4)))
     # Python ignores SIGXFSZ, so that the limit is an errno.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     makers: list[Callable[[], Any]] = [
-        lambda: ConditionalAccumulator("f4", (), "limited"),
-        lambda: SharedArrays({"a": np.ones(1000)}, "limited"),
+        lambda: shmacc.ConditionalAccumulator("f4", (), "limited"),
+        lambda: shmacc.SharedArrays({"a": np.ones(1000)}, "limited"),
     ]
     for make in makers:
         with pytest.raises(errors.ResourceExhaustedError, match="ulimit -f") as caught:
@@ -141,18 +128,19 @@ def _file_size_limit() -> None:
     assert known.apply_grad(range(50_000), np.ones((50_000, 4)))
     assert known.take(2, timeout=0).row_counts.sum() == 50_100
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    with ConditionalAccumulator("f4", (), "limited") as acc:
+    with shmacc.ConditionalAccumulator("f4", (), "limited") as acc:
         acc.unlink()
     known.unlink()
     assert left_behind() == ()
 
 
-def test_the_file_size_limit_is_named_by_makers_and_stops_no_growth() -> None:
-    run_apart(_file_size_limit)
-
-
-def _address_space() -> None:
-    acc = SparseConditionalAccumulator("f4", None, "big")
+@pytest.mark.skipif(
+    SANITIZED, reason="AddressSanitizer itself needs all the address space there is"
+)
+@apart()
+def test_a_take_without_memory_for_its_result_consumes_nothing() -> None:
+    """The process's own memory runs out, not shared memory."""
+    acc = shmacc.SparseConditionalAccumulator("f4", None, "big")
     assert acc.apply_grad(range(400_000), np.ones((400_000, 64), "f4"))
     with pytest.raises(MemoryError):
         _core.memory(1 << 60)  # frees what is kept of results that earlier tests dropped
@@ -168,11 +156,3 @@ def _address_space() -> None:
     taken = acc.take(1, timeout=0)
     assert taken.values.sum() == 25_600_000
     acc.unlink()
-
-
-@pytest.mark.skipif(
-    SANITIZED, reason="AddressSanitizer itself needs all the address space there is"
-)
-def test_a_take_without_memory_for_its_result_consumes_nothing() -> None:
-    """Its own memory runs out, not shared memory."""
-    run_apart(_address_space)

@@ -8,36 +8,27 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
-from helpers.apart import Apart, Pipe, needs_own_shm, run_apart
+from helpers.apart import Apart, Pipe, apart, needs_own_shm, run_apart
 from helpers.full_memory import PAGE, SIZE, free_bytes, leave, make_room, says_it_all
-from helpers.support import LONG, until
+from helpers.support import LONG, state_of, until
 
 import shmacc
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlicesSpec,
-    Parameters,
-    SparseConditionalAccumulator,
-    TensorSpec,
-    errors,
-    inspection,
-    optim,
-    testing,
-)
+from shmacc import errors, init, inspection, optim, testing
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 
 
-def contents(acc: Any) -> Any:
-    """All that a take would return, and the counters; the round stays."""
-    partial = acc.take_partial(0, timeout=0)
+def contents(made: Any) -> Any:
+    """All that is in it; of an accumulator as a take would return it, and the round stays."""
+    if isinstance(made, Both):
+        return state_of(made.params), made.group.stats().update
+    partial = made.take_partial(0, timeout=0)
     if partial.count:
-        assert acc.apply_partial(partial, shmacc.NEVER_STALE)
+        assert made.apply_partial(partial, shmacc.NEVER_STALE)
     members = partial.values() if isinstance(partial, shmacc.GroupPartial) else [partial]
     return (partial.count, partial.step, partial.contributors.tolist()), [
         getattr(member, array).tolist()
@@ -48,37 +39,153 @@ def contents(acc: Any) -> Any:
 
 
 def sweep(
-    prepare: Callable[[], Any], attempt: Callable[[Any], None], step: int, most: int
+    prepare: Callable[[], Any],
+    attempt: Callable[[Any], Any],
+    step: int,
+    most: int,
+    check: Callable[[Any], None] = lambda _: None,
 ) -> tuple[int, int]:
-    """Try with every amount of room; return how often it was too little, and how often enough."""
+    """Try with every amount of room; return how often it was too little, and how often enough.
+
+    An attempt returns what it has made, or None: then it has changed what was prepared.
+    """
     failed = succeeded = 0
     for room in range(0, most, step):
-        acc = prepare()
-        before = contents(acc)
+        prepared = prepare()
+        before = contents(prepared) if prepared else None
         # Seen from outside, since `contents` may itself have grown the segment.
         leave(room)
         try:
-            attempt(acc)
+            made = attempt(prepared) or prepared
             succeeded += 1
             make_room()
         except errors.ResourceExhaustedError as error:
             failed += 1
             says_it_all(error)
+            assert prepared or testing.leaked_names() == (), f"left, with {room} bytes free"
             make_room()
-            assert contents(acc) == before
-            attempt(acc)
-        acc.unlink()
-        acc.close()
+            assert (contents(prepared) if prepared else None) == before
+            made = attempt(prepared) or prepared
+        check(made)
+        made.unlink()
+        made.close()
         assert testing.leaked_names() == ()
     return failed, succeeded
 
 
+class Both(NamedTuple):
+    """Parameters, and the group of their gradients."""
+
+    params: shmacc.Parameters
+    group: shmacc.AccumulatorGroup
+
+    def unlink(self) -> None:
+        for one in self:
+            one.unlink()
+
+    def close(self) -> None:
+        for one in self:
+            one.close()
+
+    def update(self, gradient: Any, **more: Any) -> None:
+        self.group.apply(gradient, self.group.global_step)
+        self.try_update(**more)
+
+    def try_update(self, **more: Any) -> None:
+        with self.group.round(1) as taken:
+            self.params.update(taken, **more)
+        assert self.params.step == self.group.global_step
+
+    @property
+    def ids(self) -> list[int]:
+        ids: list[int] = self.params["t"].ids().tolist()
+        assert len(self.params["t"]) == len(ids)
+        return ids
+
+
+def _both(contents: Any) -> Both:
+    params = shmacc.Parameters({"t": contents}, "params", optimizer=optim.Adagrad(0.1))
+    return Both(params, shmacc.AccumulatorGroup(params.member_specs(["t"]), "full"))
+
+
+def _of_rows(rows: Any, width: int) -> dict[str, Any]:
+    return {"t": (rows, np.ones((len(rows), width), "f4"))}
+
+
+EVERY_SECOND: Final = np.arange(0, 2000, 2)
+
+
+def _array() -> Both:
+    both = _both(np.ones((2000, 8), "f4"))
+    both.group.apply(_of_rows(EVERY_SECOND, 8), 0)
+    return both
+
+
+def _update(both: Both) -> None:
+    both.try_update()
+    assert (both.params["t"][EVERY_SECOND] < 1).all()
+
+
+TABLE: Final = shmacc.TableSpec((4,), initial=init.Uniform(-1, 1))
+
+
+def _table(there: int) -> Both:
+    """A table of so many rows, and a gradient of these and 4000 more in its group."""
+    both = _both(TABLE)
+    if there:
+        both.update(_of_rows(np.arange(there), 4), remove={"t": [3, 4, 5]})
+    # Let the accumulator reserve what it needs for the gradient.
+    for _ in range(2):
+        both.group.advance_step(both.group.global_step + 1)
+        both.group.apply(_of_rows(np.arange(3, there + 4000), 4), both.group.global_step)
+    return both
+
+
+def _grow(both: Both) -> None:
+    ids = set(both.ids)
+    new = range(3, max(ids, default=-1) + 1 + 4000)
+    both.try_update(remove={"t": new[:100]})
+    assert both.ids == sorted({*ids, *new} - {*new[:100]})
+
+
+@cache
+def _large_state() -> dict[str, Any]:
+    with shmacc.Parameters({"t": TABLE}, optimizer=optim.Adagrad(0.1)) as larger:
+        with shmacc.AccumulatorGroup(larger.member_specs()) as group:
+            Both(larger, group).update(_of_rows(np.arange(7000), 4))
+        return larger.state()
+
+
+def _small_table() -> Both:
+    _large_state()  # while there is room for it
+    both = _both(TABLE)
+    both.update(_of_rows(np.arange(50) * 2**40, 4), remove={"t": [0]})
+    return both
+
+
+def _restore_table(both: Both) -> None:
+    free = free_bytes()
+    try:
+        both.params.restore(_large_state())
+    except errors.ResourceExhaustedError:
+        assert free_bytes() >= free, "it gives its memory back"
+        raise
+
+
+def _check_table(both: Both) -> None:
+    assert state_of(both.params) == {name: it.tobytes() for name, it in _large_state().items()}
+    both.group.set_global_step(both.params.step)
+    both.update(_of_rows(np.arange(8000), 4))
+    assert len(both.ids) == 8000
+    assert inspection.check("params") == ()
+
+
 def _sparse() -> Any:
-    return SparseConditionalAccumulator("f4", None, "full", reduction_type="SUM")
+    return shmacc.SparseConditionalAccumulator("f4", None, "full", reduction_type="SUM")
 
 
 def _dense() -> Any:
-    return ConditionalAccumulator("f4", None, "full", reduction_type="SUM")
+    return shmacc.ConditionalAccumulator("f4", None, "full", reduction_type="SUM")
 
 
 def _filled(rows: int, width: int) -> Any:
@@ -99,9 +206,9 @@ def _apply_array(acc: Any) -> None:
 
 
 THREE: Final = {
-    "rows": IndexedSlicesSpec(None, "float32", reduction_type="SUM"),
-    "array": TensorSpec(None, "float32", reduction_type="SUM"),
-    "more rows": IndexedSlicesSpec(None, "float64", reduction_type="SUM"),
+    "rows": shmacc.IndexedSlicesSpec(None, "float32", reduction_type="SUM"),
+    "array": shmacc.TensorSpec(None, "float32", reduction_type="SUM"),
+    "more rows": shmacc.IndexedSlicesSpec(None, "float64", reduction_type="SUM"),
 }
 
 
@@ -116,21 +223,21 @@ def _of_all_members(rows: int) -> dict[str, Any]:
 @cache
 def _partial_of_many_contributors() -> shmacc.GroupPartial:
     """A partial of so many contributors that their set has to grow, too."""
-    with AccumulatorGroup(THREE) as other:
+    with shmacc.AccumulatorGroup(THREE) as other:
         for contributor in range(3, 1000):
             other.apply({}, 0, contributor=contributor)
         other.apply(_of_all_members(1500), 0, contributor=2)
         return other.take_partial(1)
 
 
-def _group(lanes: int) -> AccumulatorGroup:
+def _group(lanes: int) -> shmacc.AccumulatorGroup:
     _partial_of_many_contributors()  # while there is room for it
-    group = AccumulatorGroup(THREE, "full", lanes=lanes)
+    group = shmacc.AccumulatorGroup(THREE, "full", lanes=lanes)
     assert group.apply(_of_all_members(20), 0, contributor=1)
     return group
 
 
-def _apply_to_all(group: AccumulatorGroup) -> None:
+def _apply_to_all(group: shmacc.AccumulatorGroup) -> None:
     partial = _partial_of_many_contributors()
     whole = group.lanes == 1
     if whole:
@@ -146,65 +253,38 @@ def _apply_to_all(group: AccumulatorGroup) -> None:
         assert member.values.sum() == 1520 * member.values.shape[1]
 
 
-# What is there, what is applied, and by how much the room grows, up to how much.
-SWEEPS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], None], int, int]]] = {
+# What exists, the attempt, the step and the limit of the room, and a check of the result.
+SWEEPS: Final[dict[str, tuple[Any, ...]]] = {
     # Places, rows and index are all reserved in this apply.
     "first rows": (_sparse, lambda acc: _apply_rows(acc, range(500), 16), 6 * PAGE, 400 * 1024),
     # Known and new rows in one gradient: rows and places grow, the index is built anew.
-    "growth of rows, index and undo": (
-        lambda: _filled(5000, 4),
-        lambda acc: _apply_rows(acc, range(9000), 4),
-        13 * PAGE,
-        700 * 1024,
-    ),
+    "growth of rows, index and undo": (lambda: _filled(5000, 4),
+        lambda acc: _apply_rows(acc, range(9000), 4), 13 * PAGE, 700 * 1024),
     # Adding to known rows needs no row, but room to save the old ones.
-    "undo": (
-        lambda: _filled(2000, 8),
-        lambda acc: _apply_rows(acc, range(2000), 8),
-        5 * PAGE,
-        280 * 1024,
-    ),
+    "undo": (lambda: _filled(2000, 8), lambda acc: _apply_rows(acc, range(2000), 8), 5 * PAGE,
+        280 * 1024),
     # Room may run out in any member, or in the set of contributors.
     "a group": (lambda: _group(1), _apply_to_all, 9 * PAGE, 480 * 1024),
     "a group of two lanes": (lambda: _group(2), _apply_to_all, 9 * PAGE, 480 * 1024),
     "a dense buffer": (_dense, _apply_array, 8 * PAGE, 400 * 1024),
-}
+    "an update": (_array, _update, 6 * PAGE, 280 * 1024),
+    "a restore of an array": (_array, lambda both: both.params.restore(both.params.state()),
+        6 * PAGE, 280 * 1024, _update),
+    "a table's first rows": (lambda: _table(0), _grow, 12 * PAGE, 700 * 1024),
+    "a table's growth": (lambda: _table(5000), _grow, 12 * PAGE, 700 * 1024),
+    "a restore of a table": (_small_table, _restore_table, 24 * PAGE, 1000 * 1024, _check_table),
+    "a new accumulator": (lambda: None, lambda _: _sparse(), PAGE, 12 * PAGE),
+    "a private one": (lambda: None, lambda _: shmacc.ConditionalAccumulator("f4"), PAGE, 12 * PAGE),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", SWEEPS)
-def test_an_operation_succeeds_or_raises_with_any_room(what: str) -> None:
+def test_an_operation_in_nearly_full_memory_succeeds_or_raises(what: str) -> None:
+    """An error changes nothing: no sum, no row, no name, and no round is final."""
     failed, succeeded = run_apart(sweep, *SWEEPS[what], shm=SIZE)
-    assert failed > 3
+    assert failed > 2
     assert failed + succeeded > 10
-    assert succeeded > 2
-
-
-def _creating(make: Callable[[], Any]) -> int:
-    failed = 0
-    for room in range(0, 12 * PAGE, PAGE):
-        leave(room)
-        try:
-            acc = make()
-        except errors.ResourceExhaustedError as error:
-            failed += 1
-            says_it_all(error)
-            # A segment that was not made leaves no name.
-            assert testing.leaked_names() == (), f"left behind, with {room} bytes free"
-            make_room()
-            acc = make()
-        else:
-            make_room()
-        assert acc.stats().applied == 0
-        acc.unlink()
-        acc.close()
-        assert testing.leaked_names() == ()
-    return failed
-
-
-@pytest.mark.parametrize("make", [_sparse, lambda: ConditionalAccumulator("f4")])
-def test_creating_with_every_amount_of_room(make: Callable[[], Any]) -> None:
-    """A named segment, and a private one."""
-    assert run_apart(_creating, make, shm=SIZE) > 2
+    assert succeeded > 1
 
 
 def _fill(acc: Any) -> None:
@@ -212,8 +292,8 @@ def _fill(acc: Any) -> None:
         acc.apply_grad(range(i * 1000, (i + 2) * 1000), np.ones((2000, 64), "f4"))
 
 
-def _to_the_brim() -> None:
-    """Grow a table until memory is full."""
+@apart(shm=SIZE)
+def test_a_table_that_fills_memory_raises_and_the_next_round_finds_room() -> None:
     acc = _sparse()
     with pytest.raises(errors.ResourceExhaustedError) as caught:
         _fill(acc)
@@ -221,7 +301,7 @@ def _to_the_brim() -> None:
     accepted = acc.num_accumulated()
     # Memory was really full: the table has most of it.
     assert accepted * 1000 * 64 * 4 > SIZE * 0.8
-    # What needs no more room goes on.
+    # An apply that needs no more room succeeds.
     assert acc.apply_grad([1, 2], np.ones((2, 64), "f4"))
     taken = acc.take(accepted + 1, timeout=0)
     assert taken.indices.size == (accepted + 1) * 1000
@@ -236,7 +316,8 @@ def _attach() -> Any:
     return shmacc.attach("full")
 
 
-def _what_needs_no_room() -> None:
+@apart(shm=SIZE)
+def test_operations_that_need_no_memory_succeed_without_a_free_byte() -> None:
     """Apply to known rows, take, and attach from another process, with no free byte."""
     with _filled(3000, 4) as acc:
         acc.apply_grad(range(3000), np.ones((3000, 4), "f4"))
@@ -258,8 +339,8 @@ def _what_needs_no_room() -> None:
     assert testing.leaked_names() == ()
 
 
-def _many_waiting() -> None:
-    """A take that gets no entry in the queue raises; one that has an entry keeps it."""
+@apart(shm=SIZE)
+def test_a_take_without_room_in_the_queue_raises_and_others_stay() -> None:
     acc = _dense()
     ends: list[str] = []
 
@@ -302,7 +383,8 @@ def _apply_and_stay(acc: Any, *, pipe: Pipe) -> None:
     pipe.hear()
 
 
-def _many_attached() -> None:
+@apart(shm=SIZE)
+def test_an_apply_without_room_in_the_list_of_processes_raises() -> None:
     """Fork more children than fit the page of processes that every segment has."""
     acc = _dense()
     for _ in range(2):
@@ -317,16 +399,18 @@ def _many_attached() -> None:
         assert acc.take_grad(1, timeout=0) == 2 + ends.count("applied")
         for child, end in zip(children, ends, strict=True):
             if end == "applied":
-                child.say()
-                child.result()
+                child.finish()
         acc.close()
         # The refused children are there, but do not use it.
-        ConditionalAccumulator("f4", (), "full", if_exists="replace", unlink_on_close=True).close()
+        shmacc.ConditionalAccumulator(
+            "f4", (), "full", if_exists="replace", unlink_on_close=True
+        ).close()
 
 
-def _too_large_after_small_rounds() -> None:
+@apart(shm=SIZE)
+def test_a_refused_gradient_that_freed_memory_keeps_the_records_right() -> None:
     """A refused gradient frees memory of its round, and must leave the records."""
-    with SparseConditionalAccumulator("f4", None, "full") as acc:
+    with shmacc.SparseConditionalAccumulator("f4", None, "full") as acc:
         for step, rows in enumerate([20_000] + [1] * 8):
             acc.apply_grad(range(rows), np.ones((rows, 64), "f4"), local_step=step)
             acc.take(1)
@@ -336,12 +420,13 @@ def _too_large_after_small_rounds() -> None:
         acc.unlink()
 
 
-def _too_little_for_the_old_rows() -> None:
+@apart(shm=SIZE)
+def test_a_refused_update_keeps_no_memory_for_old_rows() -> None:
     """A refused update keeps no memory, not even for the old rows' numbers."""
     rows = np.arange(40_000)
     with (
-        Parameters({"a": np.zeros((40_000, 16), "f4")}, optimizer=optim.SGD(1.0)) as params,
-        AccumulatorGroup(params.member_specs(["a"])) as group,
+        shmacc.Parameters({"a": np.zeros((40_000, 16), "f4")}, optimizer=optim.SGD(1.0)) as params,
+        shmacc.AccumulatorGroup(params.member_specs(["a"])) as group,
     ):
         group.apply({"a": (rows, np.ones((40_000, 16), "f4"))}, 0)
         with group.round(1) as taken:
@@ -353,57 +438,17 @@ def _too_little_for_the_old_rows() -> None:
             assert params.update(taken)
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        _to_the_brim,
-        _what_needs_no_room,
-        _many_waiting,
-        _many_attached,
-        _too_large_after_small_rounds,
-        _too_little_for_the_old_rows,
-    ],
-)
-def test_full_memory_is_an_error_and_changes_nothing(act: Callable[[], None]) -> None:
-    run_apart(act, shm=SIZE)
-
-
-def _updates(*, restores: bool) -> tuple[int, int]:
-    """Try with every amount of room; return how often it was too little, and how often enough."""
-    failed = succeeded = 0
-    table, rows = np.ones((2000, 8), "f4"), np.arange(0, 2000, 2)
-    for room in range(0, 280 * 1024, 6 * PAGE):
-        with Parameters({"table": table}, "params", optimizer=optim.Adagrad(0.1)) as params:
-            group = AccumulatorGroup(params.member_specs(["table"]), "full")
-            group.apply({"table": (rows, np.ones((1000, 8), "f4"))}, 0)
-            before = params.state()
-            leave(room)
-            with group.round(1) as taken:
-                try:
-                    params.restore(before) if restores else params.update(taken)
-                    succeeded += 1
-                    make_room()
-                except errors.ResourceExhaustedError as error:
-                    failed += 1
-                    says_it_all(error)
-                    assert group.stats().update is None
-                    for key, saved in params.state().items():
-                        assert saved.tobytes() == before[key].tobytes()
-                    make_room()
-                if params.step == 0:
-                    params.update(taken)
-            assert params.step == group.global_step == 1
-            assert (params["table"][rows] < 1).all()
-            group.unlink()
-            group.close()
-            params.unlink()
-        assert testing.leaked_names() == ()
-    return failed, succeeded
-
-
-@pytest.mark.parametrize("restores", [False, True])
-def test_an_update_without_room_changes_nothing(*, restores: bool) -> None:
-    """Its round is not final then. The same holds for a restore."""
-    failed, succeeded = run_apart(lambda: _updates(restores=restores), shm=SIZE)
-    assert failed > 2
-    assert succeeded > 2
+@apart(shm=SIZE)
+def test_a_refused_update_of_a_table_keeps_no_memory_for_new_rows() -> None:
+    """An update that fails for want of rows gives its memory back."""
+    both = _both(TABLE)
+    both.update(_of_rows(np.arange(10), 4))
+    both.group.apply(_of_rows(np.arange(100_000), 4), 1)
+    leave(1 << 20)
+    with both.group.round(1) as taken:
+        with pytest.raises(errors.ResourceExhaustedError):
+            both.params.update(taken)
+        assert free_bytes() == 1 << 20
+        assert both.params.skip(taken)
+    make_room()
+    both.unlink()

@@ -82,7 +82,7 @@ def _make_and_unlink(_: Process) -> None:
         acc.unlink()
 
 
-# What is interrupted, what there was before, and the error that is fair when it was taken away.
+# The interrupted call, what existed before, and the error that may come if it was removed.
 CALLS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "making": (lambda _: None, Process.make, ()),
     "making what is there": (_there, Process.make, ()),
@@ -102,18 +102,12 @@ HANDLERS: Final[dict[str, Any]] = {
 }
 # Each call and each handler is tested with the most dangerous of the others.
 PAIRS: Final = [
-    ("making", "makes"),
-    ("making", "looks and cleans"),
-    ("making what is there", "makes and removes"),
-    ("attaching", "attaches"),
-    ("attaching", "makes and removes"),
-    ("closing", "attaches"),
-    ("closing", "closes the same"),
-    ("closing", "removes the same"),
-    ("closing one of two", "closes the same"),
-    ("removing", "makes and closes"),
-    ("removing", "removes the same"),
-]
+    ("making", "makes"), ("making", "looks and cleans"),
+    ("making what is there", "makes and removes"), ("attaching", "attaches"),
+    ("attaching", "makes and removes"), ("closing", "attaches"), ("closing", "closes the same"),
+    ("closing", "removes the same"), ("closing one of two", "closes the same"),
+    ("removing", "makes and closes"), ("removing", "removes the same"),
+]  # fmt: skip
 # Each has hundreds of instructions: some of the pairs must do.
 CLOSELY: Final = [
     ("making", "makes and closes"),
@@ -146,8 +140,7 @@ def _verify(process: Process, witness: Apart) -> None:
         assert acc.stats().attached == 1
     of_the_name = {acc._handle.config()["token"] for acc in handles if not acc._handle.unlinked}
     assert len(of_the_name) <= 1
-    witness.say("look")
-    seen = witness.hear()
+    seen = witness.turn("look")
     if seen is None:
         assert not of_the_name
         return
@@ -187,8 +180,7 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
             try:
                 _verify(process, witness)
                 process.finish()
-                witness.say("look")
-                assert witness.hear() is None
+                assert witness.turn("look") is None
                 descriptors.add(len(os.listdir("/proc/self/fd")))  # noqa: PTH208
                 assert len(descriptors) == 1
             except BaseException as error:
@@ -199,15 +191,12 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    ("call", "handler", "points"),
-    [
-        *((*pair, Points.LINES) for pair in PAIRS),
-        *((*pair, Points.INSTRUCTIONS) for pair in CLOSELY),
-        *((*pair, Points.COLLECTIONS) for pair in PAIRS if pair[0] in {"making", "attaching"}),
-    ],
-)
-def test_a_handler_may_do_the_same_at_every_point(call: str, handler: str, points: Points) -> None:
+@pytest.mark.parametrize(("call", "handler", "points"), [
+    *((*pair, Points.LINES) for pair in PAIRS),
+    *((*pair, Points.INSTRUCTIONS) for pair in CLOSELY),
+    *((*pair, Points.COLLECTIONS) for pair in PAIRS if pair[0] in {"making", "attaching"}),
+])  # fmt: skip
+def test_a_handler_may_open_it_too_at_every_point(call: str, handler: str, points: Points) -> None:
     assert run_apart(_at_every_point, call, handler, points) > 1
 
 
@@ -228,7 +217,7 @@ def _open_with_a_handler(function: Any, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("function", [Process.make, Process.attach])
-def test_a_handler_may_do_the_same_while_its_thread_waits_for_the_name(function: Any) -> None:
+def test_a_handler_may_open_it_while_its_thread_waits_for_the_name(function: Any) -> None:
     """Another process is opening or removing the segment."""
     make().close()
     try:

@@ -17,32 +17,17 @@ import numpy as np
 import pytest
 from helpers.apart import run_apart
 from helpers.at_every_point import Points, coming_between
-from helpers.support import LONG
+from helpers.support import LONG, AlarmError, alarm
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    SparseConditionalAccumulator,
-    TensorSpec,
-    errors,
-)
+from shmacc import errors
 
 pytestmark = pytest.mark.beyond_asan
 
 
-class AlarmError(Exception):
-    """Raised by the handler."""
-
-
-def alarm() -> None:
-    raise AlarmError
-
-
 def _at_every_point(attempt: Callable[[Any], None]) -> None:
     """At each point, no round may be open while the exception and its traceback exist."""
-    with ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
+    with shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
         number, came = 0, True
         while came:
             number += 1
@@ -70,10 +55,10 @@ def _at_every_point(attempt: Callable[[Any], None]) -> None:
 HOW: Final = ("in order", "by an exception", "waiting in vain")
 
 
-# Not at collections: Python prints and drops exceptions that are raised in them.
+# Garbage collections are left out: Python prints and drops exceptions raised in them.
 @pytest.mark.parametrize("how", [*HOW, "kept by a variable"])
 def test_a_handler_may_raise_at_every_point_of_a_round(how: str) -> None:
-    """Wherever Python can run a handler, and more."""
+    """The points are all places where Python can run a handler, and more."""
     if how == "kept by a variable" and sys.version_info[:2] == (3, 14):
         pytest.skip(
             "Python 3.14 runs handlers between __enter__ and the block: locks stay locked, too"
@@ -100,7 +85,7 @@ async def _have_round_async(acc: Any, how: str) -> None:
             raise KeyError
 
 
-# What is raised in a weak reference's callback, and asyncio's tasks have some, Python drops.
+# Python drops exceptions raised in callbacks of weak references, which asyncio's tasks have.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", [*HOW, "a take"])
 def test_a_handler_may_raise_at_every_point_of_a_coroutines_round(how: str) -> None:
@@ -112,12 +97,12 @@ def test_a_handler_may_raise_at_every_point_of_a_coroutines_round(how: str) -> N
 
 
 def test_an_interrupted_constructor_gives_no_warning() -> None:
-    """Not even when the object is collected."""
+    """There is no warning even when the object is collected."""
 
     def construct() -> list[str]:
         said: list[Any] = []
         sys.unraisablehook = said.append
-        with ConditionalAccumulator("f8", ()) as acc:
+        with shmacc.ConditionalAccumulator("f8", ()) as acc:
             number, came = 0, True
             while came:
                 number += 1
@@ -171,24 +156,18 @@ def handler() -> Iterator[Callable[[BaseException], None]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("of a handler"),
-        MemoryError("of a handler"),
-        errors.InvalidArgumentError("of a handler"),
-        KeyboardInterrupt(),
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("error", [
+    ValueError("of a handler"), MemoryError("of a handler"),
+    errors.InvalidArgumentError("of a handler"), KeyboardInterrupt(),
+], ids=repr)  # fmt: skip
 def test_a_handlers_exception_is_not_taken_for_the_arguments(
     handler: Callable[[BaseException], None], error: BaseException
 ) -> None:
     handler(error)
     with (
-        ConditionalAccumulator("f8", (2,)) as dense,
-        SparseConditionalAccumulator("f8", (None, 2)) as sparse,
-        AccumulatorGroup({"a": TensorSpec((2,), "f8")}) as group,
+        shmacc.ConditionalAccumulator("f8", (2,)) as dense,
+        shmacc.SparseConditionalAccumulator("f8", (None, 2)) as sparse,
+        shmacc.AccumulatorGroup({"a": shmacc.TensorSpec((2,), "f8")}) as group,
     ):
         for call in (
             lambda: dense.apply_grad(Slow(error)),
@@ -211,9 +190,9 @@ def test_a_handlers_exception_is_not_taken_for_the_arguments(
 def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
     """Also by another handle, or in a handler; not after the block has given up."""
     with (
-        ConditionalAccumulator("f8", (), "blocked", reduction_type="SUM") as acc,
-        ConditionalAccumulator.attach("blocked") as other,
-        ConditionalAccumulator("f8", (), reduction_type="SUM") as private,
+        shmacc.ConditionalAccumulator("f8", (), "blocked", reduction_type="SUM") as acc,
+        shmacc.ConditionalAccumulator.attach("blocked") as other,
+        shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM") as private,
     ):
         acc.apply_grad(1.0)
         private.apply_grad(5.0)
@@ -224,8 +203,8 @@ def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
             nonlocal refused
             calls: tuple[Callable[[], Any], ...] = (
                 lambda: acc.apply_grad(2.0, 1),
-                lambda: acc.apply_grad(2.0, NEVER_STALE, timeout=10.0),
-                lambda: acc.apply_partial(partial, NEVER_STALE),
+                lambda: acc.apply_grad(2.0, shmacc.NEVER_STALE, timeout=10.0),
+                lambda: acc.apply_partial(partial, shmacc.NEVER_STALE),
                 lambda: other.apply_grad(2.0, 7),
             )
             for call in calls:
@@ -240,7 +219,7 @@ def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
             signal.raise_signal(signal.SIGUSR1)
             raise KeyError
         assert refused == 8
-        assert acc.apply_grad(1.0, NEVER_STALE)
+        assert acc.apply_grad(1.0, shmacc.NEVER_STALE)
         with acc.round(2) as taken:
             assert taken.value == 2.0
         assert acc.apply_grad(2.0, 1)
@@ -254,7 +233,7 @@ def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
 @pytest.mark.parametrize("points", [Points.LINES, Points.INSTRUCTIONS])
 def test_a_handler_may_raise_at_every_point_of_a_loop_over_steps(points: Points) -> None:
     """The loop goes on: no step is skipped, none comes twice."""
-    with ConditionalAccumulator("f8", ()) as acc:
+    with shmacc.ConditionalAccumulator("f8", ()) as acc:
         for number in itertools.count(1):
             steps = acc.steps(timeout=0)
             seen = []

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
-from helpers.apart import Apart, Pipe, needs_own_shm, needs_root, run_apart
+from helpers.apart import Apart, Pipe, apart, needs_own_shm, needs_root, run_apart
 from helpers.lock_holder import held
 from helpers.own_shm import BIND, MIB, READ_ONLY, REMOUNT
 from helpers.support import path_of
@@ -41,8 +41,7 @@ def make(name: str = "there", mode: int | None = None) -> SparseConditionalAccum
 
 def _make_and_stay(*, pipe: Pipe) -> None:
     with make():
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
 
 # --- inodes ------------------------------------------------------------------------------------
@@ -64,7 +63,16 @@ def says_it_is_inodes() -> Iterator[None]:
     assert caught.value.needed is None
 
 
-def _without_inodes() -> None:
+def _attach_without_inodes(*, pipe: Pipe) -> None:
+    pipe.hear()
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208  descriptors
+    with says_it_is_inodes():
+        shmacc.attach("there")
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+
+@apart(shm=SIZE)
+def test_errors_without_free_inodes_name_them_and_leave_nothing() -> None:
     own_shm.mount("tmpfs", str(SHM), "tmpfs", options=f"size={SIZE},nr_inodes=40,mode=1777")
     calls: tuple[Callable[[], Any], ...] = (
         lambda: SparseConditionalAccumulator("f4", None, "new"),
@@ -96,45 +104,29 @@ def _without_inodes() -> None:
         for semaphore in SHM.glob("sem.*"):
             semaphore.unlink()  # but it is mapped
         assert os.statvfs(SHM).f_favail == 0
-        stranger.say()
-        stranger.result()
+        stranger.finish()
         assert acc.stats().attached == 1
         assert acc.apply_grad([1], [[1.0]], local_step=1)
         acc.unlink()
-
-
-def _attach_without_inodes(*, pipe: Pipe) -> None:
-    pipe.hear()
-    before = os.listdir("/proc/self/fd")  # noqa: PTH208  descriptors
-    with says_it_is_inodes():
-        shmacc.attach("there")
-    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
-
-
-def test_errors_without_free_inodes_name_them_and_leave_nothing() -> None:
-    run_apart(_without_inodes, shm=SIZE)
 
 
 # --- a read-only /dev/shm ------------------------------------------------------------------------
 
 
 def _on_a_read_only_one() -> None:
-    # As a container has it that is given the volume for reading.
+    # A container that gets the volume for reading has such a /dev/shm.
     own_shm.enter_own_namespace()
     own_shm.mount("none", str(SHM), flags=BIND | REMOUNT | READ_ONLY)
     before = testing.leaked_names()
     assert len(before) == 7
     damaged = names.segment_name("damaged").system_name
     calls: list[Callable[[], Any]] = [
-        lambda: ConditionalAccumulator("f4", (), "new"),
-        lambda: ConditionalAccumulator("f4", ()),
-        lambda: SparseConditionalAccumulator("f4", None, "there"),
-        lambda: shmacc.attach("there"),
-        lambda: inspection.cancel("there"),
-        lambda: inspection.remove("orphaned"),
+        lambda: ConditionalAccumulator("f4", (), "new"), lambda: ConditionalAccumulator("f4", ()),
+        lambda: SparseConditionalAccumulator("f4", None, "there"), lambda: shmacc.attach("there"),
+        lambda: inspection.cancel("there"), lambda: inspection.remove("orphaned"),
         lambda: inspection.remove("there", force=True),
         lambda: inspection.remove(damaged, force=True),
-    ]
+    ]  # fmt: skip
     removable = [leftover for leftover in inspection.leftovers() if leftover.removable]
     assert len(removable) == 2  # a segment and a semaphore
     calls += [partial(inspection.clean, leftover) for leftover in removable]
@@ -156,30 +148,31 @@ def _on_a_read_only_one() -> None:
     assert testing.leaked_names() == before
 
 
-def _beside_a_read_only_one() -> None:
+@apart(shm=SIZE)
+def test_errors_on_a_read_only_dev_shm_name_it_and_leave_nothing() -> None:
     make("orphaned").close()
     make("damaged").close()
     with path_of("damaged").open("r+b") as file:
         file.seek(layout.ROUNDS)
         file.write(b"damage" * 300)
     (SHM / f"sem.{path_of('nobodys').name}.0123456789abcdef").write_bytes(bytes(32))
-    with Apart(_make_and_stay) as other:
-        other.hear()
+    with Apart(_make_and_stay).ready():
         run_apart(_on_a_read_only_one)
-
-
-def test_errors_on_a_read_only_dev_shm_name_it_and_leave_nothing() -> None:
-    run_apart(_beside_a_read_only_one, shm=SIZE)
 
 
 # --- what /proc tells ----------------------------------------------------------------------------
 
 
-def _look_without_locks(byte: int, what: str) -> None:
+@pytest.mark.skipif(not LOCKS.exists(), reason="needs /proc/locks, to hide it")
+@pytest.mark.parametrize(
+    ("byte", "what"), [(layout.lane_byte(), "the lock"), (layout.NAME_BYTE, "the name")]
+)
+@apart(shm=SIZE)
+def test_masked_proc_locks_hide_no_lock(byte: int, what: str) -> None:
+    """Containers mask /proc/locks. The lock itself tells who holds it."""
     own_shm.mount("/dev/null", str(LOCKS), flags=BIND)
     assert LOCKS.read_bytes() == b""
-    with Apart(_make_and_stay) as other:
-        other.hear()
+    with Apart(_make_and_stay).ready() as other:
         assert inspection.check("there") == ()
         with held("there", byte) as holder:
             seen = inspection.describe("there").lock
@@ -191,23 +184,13 @@ def _look_without_locks(byte: int, what: str) -> None:
             assert "is stopped" in found.problem
             (summary,) = inspection.list_segments()
             assert (summary.state, summary.attached_alive) == ("sound", 1)
-        other.say()
-        other.result()
-
-
-@pytest.mark.skipif(not LOCKS.exists(), reason="needs /proc/locks, to hide it")
-@pytest.mark.parametrize(
-    ("byte", "what"), [(layout.lane_byte(), "the lock"), (layout.NAME_BYTE, "the name")]
-)
-def test_masked_proc_locks_hide_no_lock(byte: int, what: str) -> None:
-    """Containers mask it. The lock itself tells who holds it."""
-    run_apart(_look_without_locks, byte, what, shm=SIZE)
+        other.finish()
 
 
 def _look_without_others(holder: int) -> None:
     assert not os.access(f"/proc/{holder}/stat", os.R_OK)
     seen = inspection.describe("there")
-    # Who lives is told by the kernel's locks, whatever /proc shows.
+    # The kernel's locks show who lives, whatever /proc shows.
     assert [(each.alive, each.condition) for each in seen.processes] == [(True, "")]
     assert seen.lock.name_pid == holder
     for found in (inspection.check("there"), inspection.check_all(), inspection.check_all("the*")):
@@ -229,7 +212,7 @@ def _hide_processes() -> bool:
         holder = stack.enter_context(held("there", layout.NAME_BYTE))
         (finding,) = inspection.check("there")
         assert finding.severity is Severity.WRONG, "root sees it"
-        # Not every user can read what the command imports.
+        # Some users cannot read the files that the command imports, so it runs in this process.
         assert "is stopped" in inspect_tool.run_here("check", "there")[1]
         run_apart(_look_without_others, holder.pid, uid=4711)
         holder.kill()

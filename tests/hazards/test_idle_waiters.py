@@ -14,13 +14,12 @@ from typing import Any, Final
 import pytest
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.segment_file import SegmentFile
-from helpers.support import LONG, soon, until
+from helpers.support import LONG, AlarmError, alarm, soon, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors
 from shmacc._base import names
 
-NAME: Final = "idle"
 # Takes near the head look for dead ones in front of them more often than those behind.
 NEAR: Final = 8
 # By then slices are as long as they get, and one is over.
@@ -28,21 +27,13 @@ LONG_AGO: Final = 1.3
 AT_ONCE: Final = 0.1  # what is promised
 
 
-@pytest.fixture
-def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator of sums."""
-    with ConditionalAccumulator("f8", (), NAME, reduction_type="SUM") as made:
-        yield made
-        made.unlink()
-
-
 def _take(num_required: int) -> tuple[int, float]:
-    with shmacc.attach(NAME) as acc:
+    with shmacc.attach("acc") as acc:
         return acc.take(num_required, timeout=LONG).count, time.monotonic()
 
 
 def _follow() -> int:
-    with shmacc.attach(NAME) as acc:
+    with shmacc.attach("acc") as acc:
         return int(acc.wait_step(0, timeout=LONG))
 
 
@@ -63,7 +54,7 @@ def wakes(process: Apart) -> int:
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
-def test_takes_far_back_and_waits_for_the_step_sleep(acc: ConditionalAccumulator) -> None:
+def test_takes_behind_the_head_and_waits_for_a_step_sleep(acc: ConditionalAccumulator) -> None:
     with Apart(_follow) as follower, queued(acc, *[2] * (NEAR + 2)) as waiting:
         until(lambda: acc.stats().attached == NEAR + 4)
         time.sleep(LONG_AGO)
@@ -93,16 +84,9 @@ def test_a_take_goes_on_when_all_in_front_of_it_die(acc: ConditionalAccumulator)
     soon(served_after)
 
 
-class AlarmError(Exception):
-    """What a handler raises."""
-
-
 def _interrupted(call: Callable[[Any], Any]) -> float:
     """Seconds from a thread's signal to the end of a long wait."""
     sent = 0.0
-
-    def raise_it(*_: object) -> None:
-        raise AlarmError
 
     def send() -> None:
         nonlocal sent
@@ -110,8 +94,8 @@ def _interrupted(call: Callable[[Any], Any]) -> float:
         sent = time.monotonic()
         signal.raise_signal(signal.SIGUSR1)  # to this thread; the handler is the main thread's
 
-    signal.signal(signal.SIGUSR1, raise_it)
-    with shmacc.attach(NAME) as acc:
+    signal.signal(signal.SIGUSR1, alarm)
+    with shmacc.attach("acc") as acc:
         threading.Thread(target=send).start()
         with pytest.raises(AlarmError):
             call(acc)
@@ -121,10 +105,8 @@ def _interrupted(call: Callable[[Any], Any]) -> float:
 @pytest.mark.parametrize(
     "call", [lambda acc: acc.take(2, timeout=LONG), lambda acc: acc.wait_step(0, timeout=LONG)]
 )
-def test_a_signal_breaks_a_long_sleep(
-    acc: ConditionalAccumulator, call: Callable[[Any], Any]
-) -> None:
-    """Of a take far back in the queue, and of a wait for the step."""
+def test_a_signal_ends_long_sleeps(acc: ConditionalAccumulator, call: Callable[[Any], Any]) -> None:
+    """A take far back in the queue sleeps long, and so does a wait for the step."""
     with queued(acc, *[2] * NEAR):
         soon(lambda: float(run_apart(_interrupted, call)), AT_ONCE)
         acc.cancel()
@@ -136,7 +118,7 @@ def _top(path: str) -> int:
 
 
 def test_the_queue_holds_any_number_of_takes(acc: ConditionalAccumulator) -> None:
-    path = names.segment_name(NAME).path
+    path = names.segment_name("acc").path
     with ThreadPoolExecutor(70) as pool:
         takes = [pool.submit(acc.take, 2, timeout=LONG) for _ in range(70)]
         until(lambda: acc.stats().waiting == 70)
@@ -158,13 +140,12 @@ def test_the_queue_holds_any_number_of_takes(acc: ConditionalAccumulator) -> Non
 
 
 def _attach(*, pipe: Pipe) -> None:
-    with shmacc.attach(NAME):
-        pipe.say("attached")
-        pipe.hear()
+    with shmacc.attach("acc"):
+        pipe.turn("attached")
 
 
-def test_a_timeout_names_some_of_many(acc: ConditionalAccumulator) -> None:
-    """It does not ask the kernel about each, and is still true."""
+def test_a_timeout_names_some_of_many_processes(acc: ConditionalAccumulator) -> None:
+    """The message does not ask the kernel about each process, and is still true."""
     with ExitStack() as stack:
         others = [stack.enter_context(Apart(_attach)) for _ in range(20)]
         for other in others:

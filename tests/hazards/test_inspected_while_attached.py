@@ -71,14 +71,10 @@ def look_at_all() -> None:
     for summary in found:
         name = summary.name.system_name
         for look in (
-            inspection.resolve,
-            inspection.describe,
-            inspection.check,
-            inspection.cancel,
-            inspection.summarise_values,
-            lambda name: inspection.most_touched(name, 3),
+            inspection.resolve, inspection.describe, inspection.check, inspection.cancel,
+            inspection.summarise_values, lambda name: inspection.most_touched(name, 3),
             inspection.remove,
-        ):
+        ):  # fmt: skip
             with contextlib.suppress(errors.ShmaccError):
                 look(name)
 
@@ -131,13 +127,11 @@ def is_attached(fd: int) -> bool:
 def _inspect(*, pipe: Pipe) -> int:
     acc = ConditionalAccumulator("f8", (), "watched", reduction_type="SUM")
     acc.apply_grad(1.0)
-    pipe.say("attached")
-    pipe.hear()
+    pipe.turn("attached")
     with busy(lambda: _apply_to(acc)):
         for _ in range(ROUNDS):
             _look_and_clean()
-    pipe.say("looked")
-    pipe.hear()
+    pipe.turn("looked")
     assert acc.stats().applied > 1
     return int(acc.take_partial(1).count)
 
@@ -156,7 +150,7 @@ def _look_and_clean() -> None:
         lambda: inspection.describe("watched"),
         lambda: shmacc.attach("watched").close(),
     ):
-        # Whatever stands there at this moment.
+        # The name may lead to any of the files at this moment.
         with contextlib.suppress(errors.ShmaccError):
             look()
     for leftover in inspection.leftovers(namespace=own):
@@ -189,32 +183,28 @@ def _come_and_go(*, pipe: Pipe) -> None:
 
 
 def test_a_process_that_inspects_stays_attached() -> None:
-    """Even while names lead now to this file, now to that one."""
-    with Apart(_inspect) as inspector:
-        inspector.hear()
+    """The process stays attached even while a name leads to one file, then to another."""
+    with Apart(_inspect).ready() as inspector:
         fd = os.open(path_of("watched"), os.O_RDWR)
         try:
             assert is_attached(fd)
-            with Apart(_come_and_go) as other:
-                other.hear()
+            with Apart(_come_and_go).ready() as other:
                 inspector.say()
                 looks = 0
                 while not inspector.pipe.poll():
                     assert is_attached(fd)
                     looks += 1
                 assert looks > ROUNDS
-                other.say()
-                other.result()
+                other.finish()
             inspector.hear()
-            inspector.say()
-            assert inspector.result() > 1
+            assert inspector.finish() > 1
         finally:
             os.close(fd)
     remove_them()
 
 
 def test_inspection_follows_no_other_link_to_an_attached_file() -> None:
-    """Such as one under a semaphore's name: what cannot be a semaphore is not opened."""
+    """For example a link under a semaphore's name: only what can be a semaphore is opened."""
     acc = ConditionalAccumulator("f8", (), "linked")
     (semaphore,) = SHM.glob(f"sem.{path_of('linked').name}.*")
     semaphore.unlink()

@@ -73,7 +73,7 @@ def close(had: list[Any]) -> None:
     had[0].close()
 
 
-# What holds after an attempt on what there was before, from which the caller got something, or not.
+# Checks after an attempt: they get what existed before, and the attempt's result, if any.
 
 
 def _private(_: list[Any], got: Any) -> None:
@@ -111,7 +111,7 @@ def _named(_: list[Any], got: Any) -> None:
 
 
 def _unlinked(had: list[Any], _: Any = None) -> None:
-    """It is open as before, and can be removed, or was."""
+    """Check that the accumulator is open as before, and that its name is removed or can be."""
     (acc,) = had
     assert acc.num_accumulated() == 1
     acc.unlink()
@@ -120,7 +120,7 @@ def _unlinked(had: list[Any], _: Any = None) -> None:
     acc.close()
 
 
-# What there is before; what is interrupted; and what holds after it.
+# What exists before; the interrupted call; and the check after it.
 CALLS: Final[dict[str, tuple[Callable[[], Any], Callable[[list[Any]], Any], Any]]] = {
     "using a private one in a block": (nothing, use_in_a_block, _private),
     "making a named one": (nothing, lambda _: named(), _named),
@@ -129,17 +129,14 @@ CALLS: Final[dict[str, tuple[Callable[[], Any], Callable[[list[Any]], Any], Any]
     "unpickling": (there, lambda had: pickle.loads(had[0]), _named),
     "making private arrays": (nothing, lambda _: SharedArrays({"a": [1.0]}), _private),
     "making named arrays": (nothing, lambda _: SharedArrays({"a": [1.0]}, NAME), _named),
-    "attaching to arrays": (
-        lambda: SharedArrays({"a": [1.0]}, NAME).close(),
-        get_from_attached_arrays,
-        _named,
-    ),
+    "attaching to arrays": (lambda: SharedArrays({"a": [1.0]}, NAME).close(),
+        get_from_attached_arrays, _named),
     "closing private arrays": (lambda: SharedArrays({"a": [1.0]}), close, _closed),
     "closing a private one": (private, close, _closed),
     "closing a private one that is dropped then": (private, close, _dropped),
     "dropping a private one": (private, list.clear, _goes_at_the_end),
     "removing": (opened, lambda had: had[0].unlink(), _unlinked),
-}
+}  # fmt: skip
 
 
 def interrupt() -> None:
@@ -147,7 +144,7 @@ def interrupt() -> None:
 
 
 def _at_every_instruction(call: str) -> int:
-    """Try at every instruction; return how many there were."""
+    """Interrupt the call at each instruction (or each second one); return how many there are."""
     before, called, verify = CALLS[call]
     # An interrupt in a finalizer is reported, and ends nothing.
     sys.unraisablehook = lambda _: None
@@ -180,8 +177,8 @@ def _at_every_instruction(call: str) -> int:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_interrupt_at_every_instruction(call: str) -> None:
-    """And so at every line."""
+def test_an_interrupt_at_any_instruction_leaves_nothing_half_done(call: str) -> None:
+    """Every line is thereby covered, too."""
     assert run_apart(_at_every_instruction, call) > 20
 
 
@@ -202,34 +199,31 @@ def _wait(call: str, *, pipe: Pipe) -> None:
     signal.signal(signal.SIGINT, raise_once)
     had = [attach(None)] if call == "removing" else []
     before_it = descriptors()
-    pipe.say("ready")
-    pipe.hear()
+    pipe.turn("ready")
     with pytest.raises(KeyboardInterrupt):
         call_it()
     gc.collect()
     assert descriptors() == before_it
-    pipe.say("interrupted")
-    pipe.hear()
+    pipe.turn("interrupted")
     if had:
         _unlinked(had)
 
 
 @pytest.mark.parametrize("call", ["making what is there", "attaching", "removing"])
-def test_an_interrupt_while_it_waits_for_the_name(call: str) -> None:
+def test_an_interrupt_in_the_wait_for_the_name_leaves_nothing(call: str) -> None:
     """Another process is stopped while it opens or removes the segment."""
     there()
     with Apart(_wait, call) as process:
         assert process.hear() == "ready"
         with held(NAME, layout.NAME_BYTE):
             process.say()
-            # It is attached before it needs the permission, and removing needs nothing else.
+            # The process attaches before it needs the permission; removing needs nothing else.
             until(lambda: any(each.alive for each in inspection.describe(NAME).processes))
             while not process.pipe.poll(0.01):
                 process.signal(signal.SIGINT)
             assert process.hear() == "interrupted"
             attached = [each.alive for each in inspection.describe(NAME).processes]
             assert attached.count(True) == (call == "removing")
-        process.say()
-        process.result()
+        process.finish()
     if call != "removing":
         inspection.remove(NAME)

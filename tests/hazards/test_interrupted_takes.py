@@ -10,13 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Never
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.lock_holder import activity
-from helpers.support import LONG, slept, until
+from helpers.support import LONG, AlarmError, alarm, slept, until
 
 import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
@@ -29,12 +29,8 @@ NAME: Final = "interrupted"
 WIDTH: Final = 64
 # A copy of the large ones takes a millisecond or so, of the small ones next to nothing.
 SMALL, LARGE = 4, 10_000
-# Its copy takes long enough for a signal that is sent because it was seen to have begun.
+# Copying so many rows takes long enough for a signal that is sent when the copy has begun.
 HUGE: Final = 200_000
-
-
-class AlarmError(Exception):
-    """What a handler raises."""
 
 
 def make(kind: Any, dtype: str = "float32") -> Any:
@@ -163,7 +159,7 @@ def _attempts(huge: Any) -> Iterator[None]:
 
 
 def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
-    """Like that, for a handler that ran during the copy, so that the take has this count."""
+    """Do as `_take_with_a_handler` until the handler ran in the copy: the take has this count."""
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, handler) as taker:
             _signal_amid_the_copy(taker)
@@ -188,7 +184,7 @@ def _apply_one(acc: Any) -> bool:
 
 
 def test_a_handler_may_apply(huge: Any) -> None:
-    """It does not wait for the take that it interrupts, which includes its gradient."""
+    """The apply does not wait for the interrupted take, which includes its gradient."""
     applied, _, sleeping = _with_a_handler(huge, _apply_one, count=2)
     assert applied
     assert sleeping < 0.9  # less than an apply waits for a head that does not come
@@ -282,9 +278,7 @@ def _take_in_vain(acc: Any) -> None:
         acc.take(1, timeout=0)
 
 
-def test_the_next_take_returns_the_kept_round_whatever_it_requires(
-    half: SparseConditionalAccumulator,
-) -> None:
+def test_any_later_take_returns_the_kept_round(half: SparseConditionalAccumulator) -> None:
     """A partial take does not, nor one of a forked child."""
     assert half.take_partial(0).count == 0
     run_apart(_take_in_vain, half)
@@ -297,7 +291,7 @@ def test_the_next_take_returns_the_kept_round_whatever_it_requires(
     _take_in_vain(half)
 
 
-def test_a_take_by_another_method_returns_the_kept_round(
+def test_a_take_of_another_kind_returns_the_round_of_an_interrupted_take(
     half: SparseConditionalAccumulator,
 ) -> None:
     assert half.take_grad(1, timeout=0).values.tolist() == [[1.0]]
@@ -311,13 +305,10 @@ def test_a_kept_round_is_lost_with_its_handle(half: SparseConditionalAccumulator
         _take_in_vain(other)
 
 
-def test_a_partial_of_nothing_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> Never:
-        raise AlarmError
-
+def test_an_empty_partial_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with ConditionalAccumulator("f4", (3,)) as acc:
         with monkeypatch.context() as patched:
-            patched.setattr(np, "zeros", fail)
+            patched.setattr(np, "zeros", alarm)
             with pytest.raises(AlarmError):
                 acc.take_partial(0)
         acc.apply_grad([1.0, 2.0, 3.0])

@@ -71,9 +71,7 @@ def _grow(*, pipe: Pipe) -> Any:
 
 
 @pytest.mark.parametrize("stubborn", [0, 3])
-def test_growth_ends_though_every_signal_interrupts_it(
-    acc: SparseConditionalAccumulator, stubborn: int
-) -> None:
+def test_growth_ends_under_many_signals(acc: SparseConditionalAccumulator, stubborn: int) -> None:
     """Each interrupt undoes one piece, and its next try succeeds."""
     kernel = OldKernel(stubborn)
     with watched(_grow, decide=kernel) as process:
@@ -109,17 +107,15 @@ def _grow_in_vain_and_again(*, pipe: Pipe) -> None:
     values = np.ones((ROWS, WIDTH), np.float32)
     with acc:
         assert acc.apply_grad([1], values[:1])
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         with pytest.raises(errors.ResourceExhaustedError, match="more bytes were needed"):
             acc.apply_grad(range(ROWS), values)
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         assert acc.apply_grad(range(ROWS), values)
 
 
 @pytest.mark.parametrize("room", [MIB, 9 * MIB])
-def test_memory_that_is_full_between_two_pieces_is_given_back(
+def test_a_growth_that_runs_out_of_memory_halfway_frees_its_first_pieces(
     acc: SparseConditionalAccumulator, room: int
 ) -> None:
     """Nothing is recorded, and the first pieces' memory is freed."""
@@ -127,13 +123,11 @@ def test_memory_that_is_full_between_two_pieces_is_given_back(
     with watched(_grow_in_vain_and_again, decide=decide) as process:
         process.hear()
         before = shmacc.inspection.describe("growing").summary.bytes_reserved
-        process.say()
-        process.hear()
+        process.turn()
         assert decide.refused == 1
         assert shmacc.inspection.describe("growing").summary.bytes_reserved == before
         assert (acc.num_accumulated(), acc.stats().rows) == (1, 1)
-        process.say()
-        process.result()
+        process.finish()
     taken = acc.take(2, timeout=0)
     assert taken.indices.size == ROWS
     assert taken.values.sum() == (ROWS + 1) * WIDTH
@@ -161,7 +155,7 @@ def _add_in_turn(number: int, *, pipe: Pipe) -> None:
 
 
 def test_each_byte_is_reserved_once_by_each_process() -> None:
-    """In all applies together, not again in each apply."""
+    """Later applies of the process do not reserve the byte again."""
     reserved = [0] * PROCESSES
     calls = [0] * PROCESSES
 
@@ -184,8 +178,7 @@ def test_each_byte_is_reserved_once_by_each_process() -> None:
             if turn == TURNS - LAST:
                 calls[:] = [0] * PROCESSES
             for adder in adders:  # one after the other: each finds what the others have grown
-                adder.say()
-                adder.hear()
+                adder.turn()
         for adder in adders:
             adder.result()
         held = PROCESSES * TURNS * FEW * (4 * WIDTH + 16)

@@ -29,7 +29,7 @@ SHM: Final = "/dev/shm"  # noqa: S108  the very place
 
 def make(members: str = "a", **options: Any) -> HostGroup:
     specs: dict[str, TensorSpec] = dict.fromkeys(members, IndexedSlicesSpec((None, WIDTH), "f4"))
-    return HostGroup(specs, NAME, reduction_type="SUM", **options)
+    return HostGroup(specs, NAME, reduction_type="SUM", unlink_on_close=True, **options)
 
 
 def rows(first: int, count: int, member: str = "a") -> dict[str, Any]:
@@ -114,13 +114,12 @@ def test_a_gradient_larger_than_all_room_is_an_error_and_leaves_no_page() -> Non
         assert look(group) == before
         assert free_bytes() == free
         assert group.apply(rows(0, 3_000), 0, timeout=0)
-        group.unlink()
 
 
 @needs_listener
 @apart(shm=SIZE)
 def test_two_segments_that_grow_at_once_do_not_get_the_same_memory() -> None:
-    """Both saw the room; the second one gives back what it reserved."""
+    """Both processes saw the room; the second one gives back what it reserved."""
     taken = [0]
 
     def somebody_else(call: Reservation) -> int:
@@ -141,7 +140,6 @@ def test_two_segments_that_grow_at_once_do_not_get_the_same_memory() -> None:
             process.result(LONG)
         assert taken[0]
         assert kept + 3 * MIB < free_bytes() <= kept + 4 * MIB, "all that it has reserved"
-        group.unlink()
 
 
 @pytest.mark.parametrize(("members", "lanes"), [("a", 3), ("ab", 1)])
@@ -159,7 +157,6 @@ def test_memory_of_rounds_that_are_over_is_room_for_a_gradient(members: str, lan
         assert group.apply(rows(3, 40_000), 2, contributor=0, timeout=LONG)
         assert group.take(1, timeout=0)["a"].indices.tolist() == list(range(3, 40_003))
         assert group.stats().recoveries == 0
-        group.unlink()
 
 
 def _full(group: HostGroup) -> int:
@@ -187,7 +184,6 @@ def test_a_worker_that_waits_for_room_goes_on_after_a_take() -> None:
         with Apart(_take, count) as chief:
             assert chief.result(LONG) == count
         assert _full(group)
-        group.unlink()
 
 
 @pytest.mark.parametrize("by", ["finish", "seal", "less is kept"])
@@ -207,7 +203,6 @@ def test_a_worker_that_waits_for_room_looks_again_after_a_change(by: str) -> Non
                 group.handle.keep_free(0)
                 assert worker.result(LONG) is True
                 assert group.num_accumulated() == count + 1
-        group.unlink()
 
 
 def make_large(group: HostGroup) -> Any:
@@ -241,4 +236,3 @@ def test_partials_wait_for_room_and_a_restore_raises() -> None:
         assert look(group) == before
         group.restore(state)
         assert group.num_accumulated() == 1
-        group.unlink()

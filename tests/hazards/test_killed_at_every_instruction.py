@@ -28,12 +28,8 @@ OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 FULL: Final = 2**62
 # A dtype, and numbers in a row; 0: dense.
 F0, F3, D0, D3, D64 = (
-    ("float32", 0),
-    ("float32", 3),
-    ("float64", 0),
-    ("float64", 3),
-    ("float64", 64),
-)
+    ("float32", 0), ("float32", 3), ("float64", 0), ("float64", 3), ("float64", 64),
+)  # fmt: skip
 
 
 def applies(*indices: int, width: int = 3, seed: int = 0, step: int = 0) -> Callable[[Any], object]:
@@ -107,207 +103,83 @@ PARTIAL: Final = SimpleNamespace(
 OF_A_GROUP: Final = _partial()
 
 GIVING_BACK: Final = [
-    GroupScene(
-        "taking: memory of a larger round given back", *D64, _one_member_is_idle, takes(), (2, 5, 6)
-    ),
-    Scene(
-        "making room: no room, but memory of a larger round is given back",
-        *D64,
-        _many_rows_and_then_few,
-        applies(2, 1, width=64, step=9),
-        (2, 5, 6),
-    ),
-]
+    GroupScene("taking: memory of a larger round given back", *D64, _one_member_is_idle, takes(),
+        (2, 5, 6)),
+    Scene("making room: no room, but memory of a larger round is given back", *D64,
+        _many_rows_and_then_few, applies(2, 1, width=64, step=9), (2, 5, 6)),
+]  # fmt: skip
 
 SCENES: Final = [
     *GIVING_BACK,
     Scene("adding: first touch", *F3, leave_new, applies(5, 2, 9, 2), (2, 5, 6)),
-    Scene(
-        "adding: in place, in several batches",
-        *D64,
-        applies(*range(20), width=64),
-        applies(*range(20), width=64, seed=1),
-        (0, 7, 19, 30),
-    ),
+    Scene("adding: in place, in several batches", *D64, applies(*range(20), width=64),
+        applies(*range(20), width=64, seed=1), (0, 7, 19, 30)),
     # The journal still counts the rows that the last gradient saved.
-    Scene(
-        "adding: in place, after another in place",
-        *F3,
-        after(applies(1, 5, 8), applies(1, 5, 8, seed=1)),
-        applies(5, 9, seed=2),
-        (1, 5),
-    ),
-    Scene(
-        "adding: old and new rows, in any order",
-        *D64,
-        applies(*range(0, 40, 2), width=64),
-        applies(*range(19, 0, -1), 7, width=64),
-        (0, 7, 8, 30),
-    ),
+    Scene("adding: in place, after another in place", *F3,
+        after(applies(1, 5, 8), applies(1, 5, 8, seed=1)), applies(5, 9, seed=2), (1, 5)),
+    Scene("adding: old and new rows, in any order", *D64, applies(*range(0, 40, 2), width=64),
+        applies(*range(19, 0, -1), 7, width=64), (0, 7, 8, 30)),
     Scene("adding: no rows at all", "complex64", 2, applies(3, 4, width=2), applies(width=2), (4,)),
-    Scene(
-        "adding: a partial", *F3, applies(1, 2, 3), lambda acc: acc.apply_partial(PARTIAL), (1, 9)
-    ),
-    Scene(
-        "adding: a stale gradient",
-        *F3,
-        after(applies(1, 2, 3), lambda acc: acc.set_global_step(7)),
-        applies(3, 4, step=6),
-        (1, 4),
-    ),
+    Scene("adding: a partial", *F3, applies(1, 2, 3), lambda acc: acc.apply_partial(PARTIAL),
+        (1, 9)),
+    Scene("adding: a stale gradient", *F3,
+        after(applies(1, 2, 3), lambda acc: acc.set_global_step(7)), applies(3, 4, step=6), (1, 4)),
     Scene("adding: dense", *F0, leave_new, lambda acc: acc.apply_grad(array())),
-    Scene(
-        "adding: dense: another",
-        *D0,
-        lambda acc: acc.apply_grad(array()),
-        lambda acc: acc.apply_grad(array(seed=5), NEVER_STALE),
-    ),
+    Scene("adding: dense: another", *D0, lambda acc: acc.apply_grad(array()),
+        lambda acc: acc.apply_grad(array(seed=5), NEVER_STALE)),
     Scene("taking: sparse", *F3, ADD_TWICE, takes(2), (2, 5, 6)),
-    Scene(
-        "taking: the end of a round",
-        *F3,
-        ADD_TWICE,
-        lambda block: block.__exit__(None, None, None),
-        (2, 5, 6),
-        begin=_enter,
-    ),
+    Scene("taking: the end of a round", *F3, ADD_TWICE,
+        lambda block: block.__exit__(None, None, None), (2, 5, 6), begin=_enter),
     Scene("taking: the beginning of a round", *F3, ADD_TWICE, _give_up, (2, 5, 6)),
-    Scene(
-        "taking: a partial, with a seal",
-        *F3,
-        ADD_TWICE,
-        lambda acc: acc.take_partial(2, timeout=0, seal=True),
-        (2, 5, 6),
-    ),
-    Scene(
-        "taking: a partial of nothing",
-        *F3,
-        leave_new,
-        lambda acc: acc.take_partial(0, timeout=0),
-        (2, 5),
-    ),
-    Scene(
-        "taking: dense",
-        *D0,
-        lambda acc: (acc.apply_grad(array()), acc.apply_grad(array(3))),
-        takes(2),
-    ),
+    Scene("taking: a partial, with a seal", *F3, ADD_TWICE,
+        lambda acc: acc.take_partial(2, timeout=0, seal=True), (2, 5, 6)),
+    Scene("taking: a partial of nothing", *F3, leave_new,
+        lambda acc: acc.take_partial(0, timeout=0), (2, 5)),
+    Scene("taking: dense", *D0, lambda acc: (acc.apply_grad(array()), acc.apply_grad(array(3))),
+        takes(2)),
     # Buckets have ten places each, and few of these rows are in two gradients.
-    Scene(
-        "making room: the index, while old rows are added to",
-        *F3,
-        applies(*range(8)),
-        applies(*range(5, 25)),
-        (0, 6, 20, 40),
-    ),
-    Scene(
-        "making room: the index, after a round that left entries in it",
-        *F3,
-        after(applies(*range(8)), takes(), applies(1, 2, step=1)),
-        applies(*range(25), step=1),
-        (0, 6, 20, 40),
-    ),
+    Scene("making room: the index, while old rows are added to", *F3, applies(*range(8)),
+        applies(*range(5, 25)), (0, 6, 20, 40)),
+    Scene("making room: the index, after a round that left entries in it", *F3,
+        after(applies(*range(8)), takes(), applies(1, 2, step=1)), applies(*range(25), step=1),
+        (0, 6, 20, 40)),
     # Room is made by 64 KiB at least, which are 128 of these rows.
-    Scene(
-        "making room: the rows",
-        *D64,
-        applies(*range(130), width=64),
-        applies(*range(128, 138), width=64),
-        (0, 130, 135),
-    ),
+    Scene("making room: the rows", *D64, applies(*range(130), width=64),
+        applies(*range(128, 138), width=64), (0, 130, 135)),
     # The first gradient needs no undo log, the second one all at once.
-    Scene(
-        "making room: the undo log",
-        "float32",
-        8,
-        applies(3, 4, 5, 6, width=8),
-        applies(4, 6, width=8),
-        (3, 4),
-    ),
-    Scene(
-        "making room: a round of another shape",
-        "float32",
-        5,
-        after(applies(*range(5), width=2), takes()),
-        applies(1, 7, width=5, step=1),
-        (1, 2),
-    ),
-    Scene(
-        "making room: dense: a round of another shape",
-        *F0,
+    Scene("making room: the undo log", "float32", 8, applies(3, 4, 5, 6, width=8),
+        applies(4, 6, width=8), (3, 4)),
+    Scene("making room: a round of another shape", "float32", 5,
+        after(applies(*range(5), width=2), takes()), applies(1, 7, width=5, step=1), (1, 2)),
+    Scene("making room: dense: a round of another shape", *F0,
         after(lambda acc: acc.apply_grad([1.0, 2.0]), takes()),
-        lambda acc: acc.apply_grad(np.arange(1000), NEVER_STALE),
-    ),
+        lambda acc: acc.apply_grad(np.arange(1000), NEVER_STALE)),
     Scene("set_global_step", *F3, applies(1, 2), lambda acc: acc.set_global_step(5), (2, 3)),
-    Scene(
-        "advance_step, which drops the round",
-        *F3,
-        after(applies(1, 2), applies(2, 7)),
-        lambda acc: acc.advance_step(5),
-        (2, 3),
-    ),
-    Scene(
-        "unseal",
-        *F3,
-        after(applies(1, 2), lambda acc: acc.take_partial(1, seal=True)),
-        lambda acc: acc.unseal(),
-        (2, 3),
-    ),
-    GroupScene(
-        "group: first touch", *D3, leave_new, applies_all(5, 2, contributor=4, weight=2), (2, 6)
-    ),
-    GroupScene(
-        "group: old and new rows",
-        *D3,
-        applies_all(1, 2, 3, contributor=2),
-        applies_all(1, 2, 3, 4, seed=3, contributor=4),
-        (2, 4, 9),
-    ),
-    GroupScene(
-        "group: one member, in a later round",
-        *F3,
+    Scene("advance_step, which drops the round", *F3, after(applies(1, 2), applies(2, 7)),
+        lambda acc: acc.advance_step(5), (2, 3)),
+    Scene("unseal", *F3, after(applies(1, 2), lambda acc: acc.take_partial(1, seal=True)),
+        lambda acc: acc.unseal(), (2, 3)),
+    GroupScene("group: first touch", *D3, leave_new, applies_all(5, 2, contributor=4, weight=2),
+        (2, 6)),
+    GroupScene("group: old and new rows", *D3, applies_all(1, 2, 3, contributor=2),
+        applies_all(1, 2, 3, 4, seed=3, contributor=4), (2, 4, 9)),
+    GroupScene("group: one member, in a later round", *F3,
         after(applies_all(1, 2, 3), takes(), lambda acc: acc.apply(OF.gradient(3), 1)),
-        lambda acc: acc.apply({"wide": OF.gradient(1, 3)["wide"]}, 1),
-        (1, 3),
-    ),
-    GroupScene(
-        "group: no member",
-        *D3,
-        applies_all(1, 2, 3, contributor=2),
-        lambda acc: acc.apply({}, 0, contributor=3),
-        (1, 2),
-    ),
-    GroupScene(
-        "group: a contributor that is in already",
-        *D3,
-        applies_all(1, 2, 3, contributor=2),
-        applies_all(5, 6, contributor=2),
-        (1, 2),
-    ),
-    GroupScene(
-        "group: a partial with contributors, into one of two lanes",
-        *D3,
-        applies_all(2, 3, contributor=2),
-        lambda acc: acc.apply_partial(OF_A_GROUP),
-        (2, 4),
-        lanes=2,
-    ),
-    GroupScene(
-        "group: a take",
-        *D3,
-        after(applies_all(1, 2, 3), lambda acc: acc.apply({"array": np.ones(100)}, 0)),
-        takes(2),
-        (1, 9),
-    ),
-    GroupScene(
-        "group: a new step with two lanes",
-        *D3,
+        lambda acc: acc.apply({"wide": OF.gradient(1, 3)["wide"]}, 1), (1, 3)),
+    GroupScene("group: no member", *D3, applies_all(1, 2, 3, contributor=2),
+        lambda acc: acc.apply({}, 0, contributor=3), (1, 2)),
+    GroupScene("group: a contributor that is in already", *D3, applies_all(1, 2, 3, contributor=2),
+        applies_all(5, 6, contributor=2), (1, 2)),
+    GroupScene("group: a partial with contributors, into one of two lanes", *D3,
+        applies_all(2, 3, contributor=2), lambda acc: acc.apply_partial(OF_A_GROUP), (2, 4),
+        lanes=2),
+    GroupScene("group: a take", *D3,
+        after(applies_all(1, 2, 3), lambda acc: acc.apply({"array": np.ones(100)}, 0)), takes(2),
+        (1, 9)),
+    GroupScene("group: a new step with two lanes", *D3,
         after(applies_all(1, 2, 3, contributor=2), applies_all(2, 8, contributor=1)),
-        lambda acc: acc.advance_step(4),
-        (1, 8),
-        lanes=2,
-    ),
-]
+        lambda acc: acc.advance_step(4), (1, 8), lanes=2),
+]  # fmt: skip
 
 
 # An apply that fails puts back what it has changed by the code that test_killed_while_restoring.py
@@ -324,7 +196,7 @@ OVERFLOWING: Final = GroupScene(
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", [*SCENES, *[OVERFLOWING] * EVERY_INSTANT], ids=str)
-def test_a_kill_at_every_instruction_of_an_operation(scene: Scene, record_property: Record) -> None:
+def test_a_kill_at_any_instruction_is_all_or_nothing(scene: Scene, record_property: Record) -> None:
     at_every_instruction(scene, record_property)
 
 
@@ -348,7 +220,7 @@ def close_handle(mark: Mark) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("act", [claim_a_place, close_handle])
-def test_a_kill_at_every_instruction_of_attaching_and_closing(
+def test_a_kill_at_any_instruction_of_an_attach_or_close_harms_nobody(
     act: Callable[[Mark], None], record_property: Record
 ) -> None:
     image = ONE_MORE.prepare()

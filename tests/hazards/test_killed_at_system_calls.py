@@ -36,7 +36,8 @@ def at_every_call(
     done, stops = False, []
     for stop in deaths(deed, fails):
         found = judge()
-        done = done or found == after
+        # Other processes, which come and go, decide how many calls a cleaner makes in /proc.
+        done = found == after or (done and deed.name != "cleaning")
         assert found == (after if done else before), f"torn at stop {stop}"
         stops.append(stop)
     assert done
@@ -44,7 +45,7 @@ def at_every_call(
 
 
 def expected(deed: Deed) -> tuple[killing_scenes.Testimony | None, killing_scenes.Testimony | None]:
-    """What must be found before and after it."""
+    """Return what must be found before the deed, and what after it."""
     one = SCENE.testimony(SCENE.prepare())
     match deed.name:
         case "creating":
@@ -71,7 +72,7 @@ def tight_umask() -> Iterator[None]:
 @needs_calls
 @pytest.mark.usefixtures("tight_umask")
 @pytest.mark.parametrize("deed", DEEDS, ids=str)
-def test_a_kill_at_every_system_call(deed: Deed, record_property: Record) -> None:
+def test_a_kill_at_any_system_call_is_all_or_nothing(deed: Deed, record_property: Record) -> None:
     at_every_call(deed, expected(deed), record_property)
 
 
@@ -94,8 +95,8 @@ def _create_in_vain() -> None:
 
 
 @needs_failures
-def test_a_kill_while_a_maker_removes_what_it_cannot_attach(record_property: Record) -> None:
-    """It removes the new segment, unless another process has attached."""
+def test_a_maker_killed_while_it_gives_up_leaves_nothing_or_all(record_property: Record) -> None:
+    """The maker removes the new segment, unless another process has attached."""
     create().close()
     new = SCENE.testify()
     vain = replace(CREATING, act=lambda _: _create_in_vain())
@@ -104,8 +105,7 @@ def test_a_kill_while_a_maker_removes_what_it_cannot_attach(record_property: Rec
 
 def create_and_say_so(pipe: Pipe) -> None:
     with create():
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
 
 def test_entries_of_killed_processes_are_reused() -> None:

@@ -12,6 +12,7 @@ import pytest
 from helpers.apart import run_apart
 from helpers.killing_images import Image
 from helpers.killing_scenes import path
+from helpers.numpy_optimizers import by_name
 from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import Mark, mark_call, needs_ptrace
 from helpers.stepping_walk import Images, instants, walk, write
@@ -52,7 +53,8 @@ class Scene:
 
     def make(self) -> Parameters:
         """Return a copy of the lineage `_FIRST`."""
-        params = Parameters(self.contents, _PARAMS, optimizer=self.optimizer)
+        optimizers = by_name(self.optimizer, self.contents)
+        params = Parameters(self.contents, _PARAMS, optimizer=optimizers)
         state = params.state()
         copies.replace(params, state, Lineage(1, 1), 1)
         update = copies.prepare(params, {}, _STEP - 1, self.first)
@@ -85,30 +87,17 @@ _SCENES: Final = (
     Scene("SGD", _ARRAYS, optim.SGD(0.5), Asked(), Asked(gradients=_GRADIENTS)),
     Scene("Adam", _ARRAYS, optim.Adam(0.1), Asked(), Asked(gradients=_GRADIENTS)),
     Scene("new contents", _ARRAYS, optim.SGD(0.5), Asked(), Asked(values=_NEW_ARRAYS)),
-    Scene(
-        "a table's rows, old and new ones, some removed",
-        _TABLE,
-        optim.Adagrad(0.1),
-        _ALL_IDS,
-        Asked(gradients={"t": ([1, 2, 4, 9, 10], np.ones((5, 3)))}, remove={"t": [5, 10, 77]}),
-    ),
-    Scene(
-        "another copy's arrays",
-        _ARRAYS,
-        optim.Adam(0.1),
-        Asked(),
-        Asked(gradients=_GRADIENTS),
-        is_whole=True,
-    ),
-    Scene(
-        "another copy's table",
-        _TABLE,
-        optim.Adam(0.1),
-        _ALL_IDS,
-        Asked(gradients={"t": ([1, 2, 6, 7, 8, 9, 10, 11], np.ones((8, 3)))}),
-        is_whole=True,
-    ),
-)
+    Scene("a table's rows, old and new ones, some removed", _TABLE, optim.Adagrad(0.1), _ALL_IDS,
+        Asked(gradients={"t": ([1, 2, 4, 9, 10], np.ones((5, 3)))}, remove={"t": [5, 10, 77]})),
+    Scene("constrained rows", _ARRAYS, optim.SGD(0.5, constraint=optim.UnitNorm()), Asked(),
+        Asked(gradients=_GRADIENTS)),
+    Scene("a table's constrained rows", _TABLE, optim.Adam(0.1, constraint=optim.MaxNorm(0.5)),
+        _ALL_IDS, Asked(gradients={"t": ([1, 2, 9], np.ones((3, 3)))}, remove={"t": [5]})),
+    Scene("another copy's arrays", _ARRAYS, optim.Adam(0.1), Asked(), Asked(gradients=_GRADIENTS),
+        is_whole=True),
+    Scene("another copy's table", _TABLE, optim.Adam(0.1), _ALL_IDS,
+        Asked(gradients={"t": ([1, 2, 6, 7, 8, 9, 10, 11], np.ones((8, 3)))}), is_whole=True),
+)  # fmt: skip
 
 
 def _images(scene: Scene, change: Change | None = None) -> tuple[Images, State, Lineage]:
@@ -141,7 +130,7 @@ def _read_unlocked(scene: Scene) -> tuple[list[bytes], int]:
 
 
 @pytest.mark.parametrize("scene", _SCENES, ids=str)
-def test_at_every_instruction(scene: Scene) -> None:
+def test_a_change_killed_at_any_instruction_is_all_or_nothing(scene: Scene) -> None:
     change: Change = run_apart(scene.change)
     images, before, first = run_apart(_images, scene)
     changed, after, lineage = run_apart(_images, scene, change)

@@ -23,7 +23,7 @@ from helpers.killing_updates import GROUP, PARAMS, TableScene, UpdateScene
 from helpers.lock_holder import held
 from helpers.stepping_tracer import needs_ptrace
 from helpers.stepping_walk import instants, walk
-from helpers.support import EVERY_INSTANT, everything
+from helpers.support import EVERY_INSTANT, AlarmError, everything
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, errors, inspection, optim
@@ -127,7 +127,7 @@ def _is_refused(scene: UpdateScene, both: Both, path: Path) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", [SCENE, OF_A_TABLE], ids=str)
-def test_a_kill_at_every_instruction_of_a_load(scene: UpdateScene, tmp_path: Path) -> None:
+def test_a_load_killed_anywhere_is_all_or_nothing(scene: UpdateScene, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     saved, was = run_apart(_save, scene, path)
 
@@ -146,7 +146,7 @@ def test_a_kill_at_every_instruction_of_a_load(scene: UpdateScene, tmp_path: Pat
 
 
 @needs_ptrace
-def test_a_save_does_not_save_a_load_that_died(
+def test_a_save_fails_if_a_load_died_half_done(
     both: Both, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = AccumulatorGroup.state
@@ -229,9 +229,6 @@ def test_a_signal_ends_the_wait_for_a_lock(both: Both, path: Path, name: str) ->
     """No other lock is held meanwhile."""
     before = everything(both)
 
-    class AlarmError(Exception):
-        pass
-
     def ring(*_: object) -> None:
         other = both["group" if name == PARAMS else "params"]
         other.state(timeout=0)
@@ -288,7 +285,7 @@ def test_threads_load_one_after_the_other(both: Both, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("full", ["group", "params"])
 def test_a_load_without_room_changes_nothing(tmp_path: Path, full: str) -> None:
-    """And it keeps no memory."""
+    """The failed load keeps no memory, either."""
     path = tmp_path / "checkpoint.npz"
     table = np.ones((20_000, 8), np.float32)
 
@@ -305,7 +302,7 @@ def test_a_load_without_room_changes_nothing(tmp_path: Path, full: str) -> None:
     both = make_large()
     both["params"].restore(both["params"].state() | {"step": np.array(5)})
     before, memory = everything(both), _memory()
-    both[full]._handle.keep_free(1 << 60)
+    both[full]._handle.keep_free(1 << 47)
     with pytest.raises(errors.ResourceExhaustedError):
         shmacc.load(path, both)
     assert everything(both) == before

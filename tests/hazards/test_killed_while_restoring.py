@@ -74,7 +74,7 @@ SCENES: Final = [
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_a_kill_at_every_instruction_of_a_restore(scene: Scene, record_property: Record) -> None:
+def test_a_restore_killed_anywhere_is_all_or_nothing(scene: Scene, record_property: Record) -> None:
     looks = at_every_instruction(scene, record_property)
     if scene is not SINGLE:
         return
@@ -93,17 +93,15 @@ def test_a_kill_at_every_instruction_of_a_restore(scene: Scene, record_property:
 
 def _ask_for_numbers(*, pipe: Pipe) -> None:
     """Attach, then return the numbers; once more when told."""
-    with SparseConditionalAccumulator("float64", None, NAME) as acc:
+    with SparseConditionalAccumulator("float64", None, NAME, unlink_on_close=True) as acc:
         acc.set_global_step(3)
         acc.apply_grad(*rows(1, 2), local_step=3)
         for _ in range(2):
-            pipe.say((acc.global_step, acc.num_accumulated(), acc.stats().rows))
-            pipe.hear()
-        acc.unlink()
+            pipe.turn((acc.global_step, acc.num_accumulated(), acc.stats().rows))
 
 
 def test_readers_see_the_old_numbers_until_a_restore_commits() -> None:
-    """Its process may be stopped for long between its two commits."""
+    """The restoring process may be stopped for long between its two commits."""
     with Apart(_ask_for_numbers) as process:
         before = process.hear()
         assert before == (3, 1, 2)
@@ -116,10 +114,8 @@ def test_readers_see_the_old_numbers_until_a_restore_commits() -> None:
             word = file.record("generation")
             word.word = after.generation
             file.put("generation", word)
-        process.say(None)
-        assert process.hear() == before
-        process.say(None)
-        process.result()
+        assert process.turn(None) == before
+        process.finish(None)
 
 
 ADDING: Final = Scene(
@@ -147,10 +143,10 @@ def come_upon_it(mark: Mark) -> None:
 
 
 @pytest.mark.parametrize("scene", [ADDING, IN_A_GROUP], ids=str)
-def test_a_kill_at_every_instruction_of_undoing(scene: Scene, record_property: Record) -> None:
+def test_an_undoing_killed_anywhere_loses_nothing(scene: Scene, record_property: Record) -> None:
     clean = {NAME: scene.prepare()}
     before = scene.testimony(clean[NAME])
-    # As a process leaves it that is killed just before the commit.
+    # The segment is as a process leaves it that is killed just before the commit.
     looks = walk(scene.act, clean, {NAME: scene.perform()}, NAME)
     while scene.testimony(looks[-1].images[NAME]) != before:
         looks.pop()

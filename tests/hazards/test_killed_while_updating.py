@@ -32,64 +32,43 @@ SCENES: Final = (
     UpdateScene("SGD", _SGD),
     UpdateScene("Adam", optim.Adam(0.1)),
     UpdateScene("rowwise Adagrad in two lanes", optim.Adagrad(0.1, rowwise=True), lanes=2),
+    UpdateScene("rows of a unit's norm", optim.SGD(0.5, constraint=optim.UnitNorm())),
+    UpdateScene("clipped numbers", optim.SGD(0.5, constraint=optim.Clip(-0.5, 0.5))),
     UpdateScene("a skipped round", _SGD, skips=True),
     UpdateScene("new contents", _SGD, values=_NEW_ARRAYS),
-    UpdateScene(
-        "gradients that the chief gives",
-        optim.Adam(0.1),
-        more={"gradients": {"table": ([4, 1, 4], np.ones((3, 3)))}},
-    ),
+    UpdateScene("gradients that the chief gives", optim.Adam(0.1),
+        more={"gradients": {"table": ([4, 1, 4], np.ones((3, 3)))}}),
     TableScene("a table's first rows", _SGD, changed=(0, 7, 2**63 - 1)),
-    TableScene(
-        "rows on free slots and new ones, rows removed",
-        optim.Adagrad(0.1),
-        there=_SIX,
-        gone=(2, 3),
-        changed=(1, 2, 4, 9, 10),
-        removed=(2, 5, 10, 77),
-    ),
-    TableScene(
-        "an id that comes again, with another index",
-        optim.Adam(0.1),
-        there=_SIX,
-        gone=(2,),
-        changed=(1, 2, 6, 7, 8, 9, 10, 11),
-        removed=(3, 2**40),
-    ),
-    TableScene(
-        "rows that are set",
-        optim.SGD(0.5, momentum=0.5),
-        there=_SIX,
-        gone=(2,),
-        changed=(1,),
-        removed=(1, 4),
-        values=_NEW_ROWS,
-    ),
-    TableScene(
-        "old rows are forgotten",
-        optim.Adagrad(0.1),
-        there=_SIX,
-        gone=(2,),
-        changed=(1, 9, 10),
-        removed=(9,),
-        more={"forget": {"t": 0}},
-    ),
+    TableScene("rows on free slots and new ones, rows removed", optim.Adagrad(0.1), there=_SIX,
+        gone=(2, 3), changed=(1, 2, 4, 9, 10), removed=(2, 5, 10, 77)),
+    TableScene("a table with a largest norm",
+        optim.Adagrad(0.1, rowwise=True, weight_decay=0.5, constraint=optim.MaxNorm(0.5)),
+        there=_SIX, gone=(2,), changed=(1, 2, 9), removed=(3,)),
+    TableScene("a table whose rows decay and are of a unit's norm",
+        optim.AdamW(0.1, weight_decay=0.5, constraint=optim.UnitNorm()), there=_SIX,
+        changed=(1, 2, 4)),
+    TableScene("a table's rows that decay", optim.AdamW(0.1), there=_SIX, changed=(1, 2, 4)),
+    TableScene("an id that comes again, with another index", optim.Adam(0.1), there=_SIX, gone=(2,),
+        changed=(1, 2, 6, 7, 8, 9, 10, 11), removed=(3, 2**40)),
+    TableScene("rows that are set", optim.SGD(0.5, momentum=0.5), there=_SIX, gone=(2,),
+        changed=(1,), removed=(1, 4), values=_NEW_ROWS),
+    TableScene("old rows are forgotten", optim.Adagrad(0.1), there=_SIX, gone=(2,),
+        changed=(1, 9, 10), removed=(9,), more={"forget": {"t": 0}}),
     TableScene("a table's skipped round", _SGD, there=_SIX, gone=(2,), changed=(1, 9), skips=True),
-)
-# What a faulty program might write over a word of the log.
+)  # fmt: skip
+# Values that a faulty program might write over a word of the log.
 _WRONG: Final = (0, 7, 1 << 20, 1 << 40, (1 << 64) - 1)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=str)
-def test_a_kill_at_every_instruction_of_an_update(scene: UpdateScene) -> None:
+def test_an_update_killed_anywhere_is_all_or_nothing(scene: UpdateScene) -> None:
     killing.judge_every_instruction(scene)
 
 
 def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
     """Be a chief with another optimizer, attached before the first one died."""
     with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         torn = [array.tobytes() for array in params.values()]
         with group.round(1, timeout=LONG) as taken:
             in_block = [array.tobytes() for array in params.values()]
@@ -97,12 +76,11 @@ def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
         return torn, in_block, [array.tobytes() for array in params.values()]
 
 
-def test_new_contents_are_computed_from_whole_arrays() -> None:
+def test_a_block_after_a_killed_update_starts_from_the_committed_arrays() -> None:
     """A block starts from the last committed arrays, not from half an update."""
     scene = SCENES[0]
     before = killing.contents_in(killing.states(scene)[0])
-    with begun(scene.act, killing.images(scene)) as (child, _), Apart(_stand_by) as chief:
-        chief.hear()
+    with begun(scene.act, killing.images(scene)) as (child, _), Apart(_stand_by).ready() as chief:
         _until_something_is_saved(child)
         while killing.contents() == before:
             child.step()
@@ -122,8 +100,7 @@ def _update_while_attaching(*, pipe: Pipe) -> bool:
     with AccumulatorGroup.attach(GROUP) as group:
         _, _, not_entered = _core.open(path(PARAMS), None)
         assert not_entered is not None
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         with group.round(1, timeout=LONG) as taken, Parameters.attach(PARAMS) as params:
             updated = params.update(taken)
         not_entered.close()
@@ -134,13 +111,11 @@ def test_a_thread_that_attaches_undoes_a_dead_update() -> None:
     scene = SCENES[0]
     with (
         begun(scene.act, killing.images(scene)) as (child, _),
-        Apart(_update_while_attaching) as chief,
+        Apart(_update_while_attaching).ready() as chief,
     ):
-        chief.hear()
         _until_something_is_saved(child)
         child.kill()
-        chief.say()
-        assert chief.result() is True
+        assert chief.finish() is True
     _remove()
 
 

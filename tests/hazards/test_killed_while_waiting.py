@@ -31,7 +31,7 @@ CANCELLING: Final = scene("cancel", lambda acc: acc.cancel())
 
 
 @needs_ptrace
-def test_a_kill_at_every_instruction_of_a_waiting_take(record_property: Record) -> None:
+def test_a_waiting_take_killed_anywhere_loses_nothing(record_property: Record) -> None:
     image = WAITING.prepare()
     before = WAITING.testimony(image)
     looks = walk(WAITING.act, {NAME: image}, {NAME: image}, NAME, ends=False)
@@ -61,7 +61,7 @@ def waiting(*numbers: int) -> Iterator[list[Apart]]:
 
 
 @needs_ptrace
-def test_a_kill_while_removing_dead_entries_from_the_queue(record_property: Record) -> None:
+def test_an_apply_killed_among_dead_queue_entries_is_whole(record_property: Record) -> None:
     clean, done = ADDING.prepare(), ADDING.perform()
     clean.write(path())
     with waiting(2, 3, 1):
@@ -92,7 +92,7 @@ def test_a_take_goes_on_if_the_apply_that_should_wake_it_is_killed() -> None:
 
 
 @needs_ptrace
-def test_a_kill_at_the_instant_of_joining_the_queue() -> None:
+def test_a_take_killed_while_it_joins_the_queue_is_dead_there() -> None:
     """The entry was a living process's before; nobody takes the dead one for it."""
     ADDING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
@@ -115,7 +115,7 @@ def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
     """Check what a cancel did to takes that wait for 3 gradients and for 1."""
     cancelled = []
     for waiter in waiters:
-        # It is served if it waits on, so it need not be known how long a cancel takes.
+        # A take that still waits is served, so the test need not know how long a cancel takes.
         run_apart(add_one)
         run_apart(add_one)
         try:
@@ -128,7 +128,7 @@ def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
 
 
 @needs_ptrace
-def test_a_kill_after_each_change_of_a_cancel() -> None:
+def test_a_kill_after_any_change_of_a_cancel_keeps_the_queue_whole() -> None:
     """Also between the cancel's commit and its wakes."""
     image = ADDING.prepare()
     outcomes = []

@@ -16,19 +16,11 @@ from helpers.apart import Apart, Pipe, run_apart
 from helpers.busy import busy
 from helpers.stepping_tracer import Mark, needs_ptrace
 from helpers.stepping_walk import stops
-from helpers.support import EVERY_INSTANT, until
+from helpers.support import EVERY_INSTANT, until, update_once
+from helpers.training import training
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    Parameters,
-    TableSpec,
-    _core,
-    init,
-    optim,
-)
+from shmacc import _core, init, optim
 from shmacc._base import names
 from shmacc._segment.stats import stats_of
 
@@ -47,7 +39,7 @@ _FORKS: Final = 3
 # With so many ids coming and going, every other update crowds the index.
 _CROWD: Final = 500
 VERSIONS: Final = 1000.0
-SPEC: Final = TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
+SPEC: Final = shmacc.TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
 
 
 def numbers_of(ids: Any) -> Any:
@@ -60,7 +52,7 @@ def rows_of(ids: Any, version: float) -> Any:
     return np.repeat((numbers_of(ids) * VERSIONS + version % VERSIONS)[:, None], WIDTH, axis=1)
 
 
-def judge(params: Parameters) -> None:
+def judge(params: shmacc.Parameters) -> None:
     """Read all ids once, in random order, and check each row."""
     table = params["t"]
     stay, go = table[STAY], table[GO]
@@ -77,17 +69,14 @@ def judge(params: Parameters) -> None:
 
 
 @pytest.fixture(name="params")
-def _params() -> Iterator[Parameters]:
-    with (
-        Parameters({"t": SPEC}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
-        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True),
-    ):
+def _params() -> Iterator[shmacc.Parameters]:
+    with training({"t": SPEC}, optim.SGD(1), ("params", "group")) as (params, _):
         _set(params, STAY, 0)
         yield params
 
 
-def _set(params: Parameters, ids: Any, version: int, remove: Any = ()) -> None:
-    with AccumulatorGroup.attach("group") as group:
+def _set(params: shmacc.Parameters, ids: Any, version: int, remove: Any = ()) -> None:
+    with shmacc.AccumulatorGroup.attach("group") as group:
         if group.num_accumulated() == 0:
             group.apply({}, group.global_step)
         with group.round(1) as taken:
@@ -98,7 +87,7 @@ def _chief(*, pipe: Pipe) -> None:
     """Update for ever; rows come, go and return, in other places."""
     rng = np.random.default_rng(0)
     there = np.empty(0, np.int64)
-    with Parameters.attach("params") as params:
+    with shmacc.Parameters.attach("params") as params:
         pipe.say()
         for version in range(1, 10**9):
             ids = np.concatenate([STAY[rng.random(len(STAY)) < 0.5], GO[rng.random(len(GO)) < 0.3]])
@@ -110,11 +99,10 @@ def _chief(*, pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_readers_beside_a_chief_that_is_stopped_or_killed_see_whole_rows(
-    params: Parameters, end: signal.Signals
+    params: shmacc.Parameters, end: signal.Signals
 ) -> None:
     for _ in range(4):
-        with Apart(_chief) as chief:
-            chief.hear()
+        with Apart(_chief).ready() as chief:
             for _ in range(5):
                 judge(params)
             chief.signal(end)
@@ -125,24 +113,23 @@ def test_readers_beside_a_chief_that_is_stopped_or_killed_see_whole_rows(
         judge(params)
 
 
-def _again(params: Parameters) -> None:
+def _again(params: shmacc.Parameters) -> None:
     """Be a forked child of reading threads: read by the parent's handles, and by new ones."""
     judge(params)
-    with Parameters.attach("params") as again:
+    with shmacc.Parameters.attach("params") as again:
         judge(again)
     judge(params)
 
 
-def _with_threads(params: Parameters) -> None:
+def _with_threads(params: shmacc.Parameters) -> None:
     with busy(*[lambda: judge(params)] * 3):
         for _ in range(_FORKS):
             run_apart(_again, params)
 
 
 @pytest.mark.threads
-def test_threads_read_whole_rows_while_their_process_forks(params: Parameters) -> None:
-    with Apart(_chief) as chief:
-        chief.hear()
+def test_threads_read_whole_rows_while_their_process_forks(params: shmacc.Parameters) -> None:
+    with Apart(_chief).ready() as chief:
         run_apart(_with_threads, params)
         chief.kill()
 
@@ -150,24 +137,20 @@ def test_threads_read_whole_rows_while_their_process_forks(params: Parameters) -
 @contextmanager
 def _table(shape: tuple[int, ...], ids: Any) -> Iterator[Callable[..., None]]:
     """A table whose ids have version 1, and the updates that replace its rows."""
-    spec = TableSpec(shape, "float64", initial=init.Constant(NOBODY))
-    with (
-        Parameters({"t": spec}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
-        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
-    ):
+    spec = shmacc.TableSpec(shape, "float64", initial=init.Constant(NOBODY))
+    with training({"t": spec}, optim.SGD(1), ("params", "group")) as (params, group):
 
         def replace(version: int, there: Any, gone: Any = ()) -> None:
             rows = np.full((len(there), *shape), version, np.float64)
-            group.apply({}, group.global_step)
-            with group.round(1) as taken:
-                params.update(taken, {"t": (np.array(there, np.int64), rows)}, remove={"t": gone})
+            values = {"t": (np.array(there, np.int64), rows)}
+            update_once(params, group, {}, values, remove={"t": gone})
 
         replace(1, ids)
         yield replace
 
 
 def _read_row(number: int, width: int, versions: set[float], mark: Mark) -> None:
-    with Parameters.attach("params") as mine:
+    with shmacc.Parameters.attach("params") as mine:
         row, ids = np.empty(width), np.array([number])
         rows, into = mine["t"]._access().rows, row.view(np.uint8)
         rows(ids, 0, into)
@@ -179,7 +162,7 @@ def _read_row(number: int, width: int, versions: set[float], mark: Mark) -> None
 
 
 @needs_ptrace
-def test_a_reader_that_sleeps_in_a_row() -> None:
+def test_a_reader_stopped_in_a_row_sees_no_other_ids_row() -> None:
     """Meanwhile its id is removed, another one uses its place, and the first returns."""
     read = partial(_read_row, 5, _WIDE, {NOBODY, 1, 3})
     with _table((_WIDE,), [5]) as replace:
@@ -191,7 +174,7 @@ def test_a_reader_that_sleeps_in_a_row() -> None:
 
 
 @needs_ptrace
-def test_a_reader_that_sleeps_while_indexes_are_built() -> None:
+def test_a_reader_stopped_while_indexes_are_built_finds_its_row() -> None:
     """The index under it is overwritten: a row that it misses there is not absent."""
     read = partial(_read_row, 2**40, 1, {1})
     with _table((), [2**40]) as replace:
@@ -209,17 +192,16 @@ def _turn(*, pipe: Pipe) -> None:
     pipe.say("turning")
     while True:
         for gradient in gradients:
-            acc.apply_grad(gradient, NEVER_STALE)
+            acc.apply_grad(gradient, shmacc.NEVER_STALE)
             acc.take_grad(1)
 
 
-def test_a_reader_sees_one_rounds_shape() -> None:
-    """Each round has another, and every second round uses the same place in the header."""
-    with ConditionalAccumulator("f4", None, NAME) as acc:
+def test_a_reader_never_mixes_the_shapes_of_two_rounds() -> None:
+    """Each round has another shape; every second round uses the same place in the header."""
+    with shmacc.ConditionalAccumulator("f4", None, NAME, unlink_on_close=True):
         view = _core.view(names.segment_name(NAME).path)[2]
         assert view is not None
-        with Apart(_turn) as turning:
-            turning.hear()
+        with Apart(_turn).ready():
             seen: set[Any] = set()
 
             def look() -> bool:
@@ -230,7 +212,6 @@ def test_a_reader_sees_one_rounds_shape() -> None:
 
             until(look)
         assert seen <= {None, *SHAPES}
-        acc.unlink()
 
 
 def _count(mark: Mark) -> None:
@@ -246,16 +227,15 @@ def _count(mark: Mark) -> None:
 
 def _apply_to_both(acc: Any) -> None:
     for contributor in range(2):
-        acc.apply_grad([1.0], NEVER_STALE, contributor=contributor)
+        acc.apply_grad([1.0], shmacc.NEVER_STALE, contributor=contributor)
 
 
 @needs_ptrace
 def test_a_reader_does_not_add_counts_of_two_rounds() -> None:
-    """Though it stands still between two lanes."""
-    with ConditionalAccumulator("f4", None, NAME, lanes=2) as acc:
+    """The reader stands still between two lanes."""
+    with shmacc.ConditionalAccumulator("f4", None, NAME, lanes=2, unlink_on_close=True) as acc:
         _apply_to_both(acc)
         # Then it asks the kernel who is alive.
         for _ in stops(_count, _STOPS, 0.04, 0.25):
             acc.take_grad(2)
             _apply_to_both(acc)
-        acc.unlink()

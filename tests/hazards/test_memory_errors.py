@@ -17,21 +17,14 @@ from helpers.killing_scenes import NAME, path
 from helpers.support import EVERY_INSTANT, SANITIZED
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    ConditionalAccumulator,
-    SparseConditionalAccumulator,
-    _core,
-    inspection,
-    testing,
-)
+from shmacc import _core, inspection, testing
 from shmacc._base import names
 
-# Memory runs out in forked processes: what they break of themselves is theirs.
-# Of one function's code: more than allocations fail in a row, so often may it be dropped.
+# Memory runs out in forked processes: what an interpreter breaks then ends with its process.
+# References to a function's code to spare: each failed allocation may drop one.
 _MOST_DROPPED: Final = 100
 
-DENSE, SPARSE = ConditionalAccumulator, SparseConditionalAccumulator
+DENSE, SPARSE = shmacc.ConditionalAccumulator, shmacc.SparseConditionalAccumulator
 SORTS: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
     "sparse": (SPARSE, "float32", lambda acc: acc.take(1, timeout=0)),
     "slices": (SPARSE, "float32", lambda acc: acc.take_indexed_slices_grad(1, timeout=0)),
@@ -44,10 +37,10 @@ SORTS: Final[dict[str, tuple[Any, str, Callable[[Any], Any]]]] = {
 def apply(acc: Any, number: int) -> None:
     values = np.full((3, 2), number)
     acc.unseal()
-    if isinstance(acc, ConditionalAccumulator):
-        assert acc.apply_grad(values, local_step=NEVER_STALE)
+    if isinstance(acc, shmacc.ConditionalAccumulator):
+        assert acc.apply_grad(values, local_step=shmacc.NEVER_STALE)
     else:
-        assert acc.apply_grad([1, 4, 9], values, local_step=NEVER_STALE)
+        assert acc.apply_grad([1, 4, 9], values, local_step=shmacc.NEVER_STALE)
 
 
 def is_whole(taken: Any, number: int) -> bool:
@@ -141,7 +134,7 @@ class _Heap:
     was freed since. `let_grow` lets the C library get new memory again.
     """
 
-    # Small ones go to lists by size when they are freed, where only their like finds them.
+    # A freed piece of _SPLIT bytes can be split; smaller ones serve only calls of their own size.
     _LARGEST, _SMALLEST, _SPLIT = 1 << 22, 16, 1 << 14
 
     def __init__(self) -> None:
@@ -224,7 +217,7 @@ def test_no_allocation_of_the_extensions_loses_or_doubles_an_update() -> None:
 
 
 def _open() -> tuple[list[str], int]:
-    """The descriptors, and the number of mappings of shared memory."""
+    """Return the open descriptors, and the number of mappings of shared memory."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         mapped = sum(names.SHM_DIRECTORY in line for line in maps)
     return sorted(os.listdir("/proc/self/fd")), mapped  # noqa: PTH208
@@ -251,8 +244,8 @@ def _nothing_stays_open(call: Callable[[], Any]) -> int:
 CALLS: Final[dict[str, Callable[[], Any]]] = {
     "open": lambda: _core.open(path(), None)[2],
     "view": lambda: _core.view(path())[2],
-    "create": lambda: SparseConditionalAccumulator("float32", None, "new"),
-    "create a private one": lambda: ConditionalAccumulator("float32"),
+    "create": lambda: shmacc.SparseConditionalAccumulator("float32", None, "new"),
+    "create a private one": lambda: shmacc.ConditionalAccumulator("float32"),
     "attach": lambda: shmacc.attach(NAME),
 }
 
@@ -260,7 +253,7 @@ CALLS: Final[dict[str, Callable[[], Any]]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_nothing_stays_open_if_python_has_no_memory_for_its_handle(call: str) -> None:
     pytest.importorskip("_testcapi")
-    SparseConditionalAccumulator("float32", None, NAME).close()
+    shmacc.SparseConditionalAccumulator("float32", None, NAME).close()
     assert run_apart(_nothing_stays_open, CALLS[call]) > 3
     with shmacc.attach(NAME) as acc:
         assert acc.stats().attached == 1

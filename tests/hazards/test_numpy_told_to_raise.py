@@ -13,15 +13,8 @@ import pytest
 from helpers.elements import ELEMENTS
 from helpers.support import same_bits
 
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlicesSpec,
-    SharedArrays,
-    SparseConditionalAccumulator,
-    TensorSpec,
-    inspection,
-)
+import shmacc
+from shmacc import inspection
 from shmacc._base import layout
 
 REDUCTIONS: Final = tuple(layout.REDUCTIONS)
@@ -70,7 +63,7 @@ def same_with_errors_raised(results: Callable[[], list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", list(ELEMENTS))
-def test_no_call_of_accumulators_and_shared_arrays_raises(name: str) -> None:
+def test_calls_do_not_raise_under_numpys_seterr_raise(name: str) -> None:
     reduction = reduction_of(name)
 
     def results() -> list[Any]:
@@ -79,8 +72,8 @@ def test_no_call_of_accumulators_and_shared_arrays_raises(name: str) -> None:
             rows = np.zeros(len(gradient), np.int64)
             rows[1::2] = range(1, 1 + len(rows[1::2]))  # the others repeat
             with (
-                ConditionalAccumulator(name, reduction_type=reduction) as dense,
-                SparseConditionalAccumulator(name, reduction_type=reduction) as sparse,
+                shmacc.ConditionalAccumulator(name, reduction_type=reduction) as dense,
+                shmacc.SparseConditionalAccumulator(name, reduction_type=reduction) as sparse,
             ):
                 for _ in range(2):
                     dense.apply_grad(gradient)
@@ -94,28 +87,28 @@ def test_no_call_of_accumulators_and_shared_arrays_raises(name: str) -> None:
         swapped = extremes(name)
         if ELEMENTS[name].plain.isbuiltin == 1 and not ELEMENTS[name].quantised:
             swapped = swapped.astype(swapped.dtype.newbyteorder())
-        with SharedArrays({"a": swapped}) as params:
+        with shmacc.SharedArrays({"a": swapped}) as params:
             return [*found, params["a"].copy()]
 
     same_with_errors_raised(results)
 
 
 def reduction_of(name: str) -> str:
-    """One reduction for each dtype, and all of them for dtypes of a kind."""
+    """Return a reduction for a dtype; all reductions are used by dtypes of each kind."""
     return REDUCTIONS[list(ELEMENTS).index(name) % len(REDUCTIONS)]
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_weights_raise_nothing(name: str) -> None:
+def test_weights_do_not_raise_under_numpys_seterr_raise(name: str) -> None:
     reduction = reduction_of(name)
 
     def results(weight: int) -> list[Any]:
         gradient = extremes(name)
         group = {
-            "dense": TensorSpec(None, name, reduction_type=reduction),
-            "sparse": IndexedSlicesSpec(None, name, reduction_type=reduction),
+            "dense": shmacc.TensorSpec(None, name, reduction_type=reduction),
+            "sparse": shmacc.IndexedSlicesSpec(None, name, reduction_type=reduction),
         }
-        with AccumulatorGroup(group) as acc, AccumulatorGroup(group) as far:
+        with shmacc.AccumulatorGroup(group) as acc, shmacc.AccumulatorGroup(group) as far:
             for of_it in ({"dense": gradient}, {"sparse": (range(len(gradient)), gradient)}):
                 assert acc.apply(of_it, 0, weight=weight)
             seen = acc.snapshot()
@@ -126,11 +119,11 @@ def test_weights_raise_nothing(name: str) -> None:
     same_with_errors_raised(lambda: results(3) + results(2**30))
 
 
-def test_inspection_raises_nothing() -> None:
+def test_inspection_does_not_raise_under_numpys_seterr_raise() -> None:
     def results() -> list[Any]:
         found = []
         for name in FLOATS:
-            with ConditionalAccumulator(name, None, "raising", reduction_type="SUM") as acc:
+            with shmacc.ConditionalAccumulator(name, None, "raising", reduction_type="SUM") as acc:
                 assert acc.apply_grad(extremes(name))
                 summary = inspection.summarise_values("raising")
                 found.append(np.array([summary.norm, summary.largest, summary.nan]))

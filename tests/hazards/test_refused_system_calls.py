@@ -82,7 +82,7 @@ def _try(call: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_refused_calls_end_in_an_error_or_do_no_harm(call: str) -> None:
+def test_refused_system_calls_are_an_error_or_do_no_harm(call: str) -> None:
     with (
         SparseConditionalAccumulator("f4", None, NAME, reduction_type="SUM") as acc,
         SharedArrays({"a": np.arange(9.0)}, "arrays", unlink_on_close=True) as arrays,
@@ -91,7 +91,7 @@ def test_refused_calls_end_in_an_error_or_do_no_harm(call: str) -> None:
         there = set(shmacc.testing.leaked_names(names.current_namespace()))
         said = run_apart(_try, call)
         for what in said.values():
-            # Not an error that blames another process.
+            # The error must not blame another process.
             assert not what.startswith(("DataLoss", "DeadlineExceeded", "NotFound")), what
         if call in {"pread64", "getrandom", "locking"}:
             assert "attaching" in said
@@ -116,7 +116,7 @@ def _grow(acc: Any) -> None:
 
 
 def test_without_holes_in_files_results_are_the_same() -> None:
-    """As in gVisor: what an index leaves behind must not count later."""
+    """In gVisor files have no holes: old entries of an index must not count later."""
     with SparseConditionalAccumulator("f4", None, NAME, reduction_type="SUM") as acc:
         run_apart(_grow, acc)
         acc.unlink()
@@ -134,8 +134,7 @@ def _wait(*, pipe: Pipe) -> None:
 
 
 def test_waits_without_futexes_sleep_and_miss_nothing() -> None:
-    with SparseConditionalAccumulator("f4", None, NAME) as acc, Apart(_wait) as taker:
-        taker.hear()
+    with SparseConditionalAccumulator("f4", None, NAME) as acc, Apart(_wait).ready() as taker:
         acc.apply_grad([1], [[1.0]])
         taker.result()
         acc.unlink()

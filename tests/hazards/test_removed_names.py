@@ -18,6 +18,7 @@ import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe
 from helpers.lock_holder import activity, held, sleeps_in
+from helpers.opening import USES
 from helpers.support import until
 
 import shmacc
@@ -51,22 +52,15 @@ def remove_ipc() -> None:
 def test_every_operation_raises_when_the_name_is_gone(acc: ConditionalAccumulator) -> None:
     partial = acc.take_partial(1)
     remove_ipc()
-    operations: tuple[Callable[[], object], ...] = (
-        lambda: acc.apply_grad(1.0, shmacc.NEVER_STALE),
-        lambda: acc.apply_partial(partial),
-        lambda: acc.take(1, timeout=0),
-        lambda: acc.take(5),
-        lambda: acc.take_partial(0),
-        acc.num_accumulated,
-        lambda: acc.global_step,
-        lambda: acc.set_global_step(3),
-        lambda: acc.advance_step(3),
-        lambda: acc.wait_step(5),
-        acc.unseal,
+    more: tuple[Callable[[Any], object], ...] = (
+        lambda acc: acc.apply_grad(1.0, shmacc.NEVER_STALE),
+        lambda acc: acc.apply_partial(partial),
+        lambda acc: acc.take(5),
+        lambda acc: acc.wait_step(5),
     )
-    for operation in operations:
+    for use in USES + more:
         with pytest.raises(errors.NotFoundError, match=r"removed under its users.*RemoveIPC"):
-            operation()
+            use(acc)
     assert isinstance(errors.NotFoundError(""), FileNotFoundError)
     acc.unlink()
     acc.close()
@@ -82,11 +76,8 @@ def _wait(operation: str, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("operation", ["take", "wait_step"])
-def test_a_wait_ends_soon_after_the_name_is_removed(
-    acc: ConditionalAccumulator, operation: str
-) -> None:
-    with Apart(_wait, operation) as waiting:
-        waiting.hear()
+def test_a_wait_ends_soon_after_the_removal(acc: ConditionalAccumulator, operation: str) -> None:
+    with Apart(_wait, operation).ready() as waiting:
         if operation == "take":
             until(lambda: acc.stats().waiting == 1)
         remove_ipc()
@@ -94,16 +85,15 @@ def test_a_wait_ends_soon_after_the_name_is_removed(
 
 
 @pytest.mark.usefixtures("acc")
-def test_a_wait_for_the_lock_ends_with_it_if_the_name_is_gone() -> None:
-    with held("removed") as holder, Apart(_wait, "apply_grad") as waiting:
-        waiting.hear()
+def test_a_wait_for_the_lock_ends_if_the_name_is_gone() -> None:
+    with held("removed") as holder, Apart(_wait, "apply_grad").ready() as waiting:
         until(lambda: activity("removed", waiting.pid) == "waits for the lock")
         remove_ipc()
         holder.kill()
         waiting.result()
 
 
-def test_a_new_segment_under_the_name_is_another_one(acc: ConditionalAccumulator) -> None:
+def test_a_new_segment_of_the_name_is_not_the_old_one(acc: ConditionalAccumulator) -> None:
     remove_ipc()
     with ConditionalAccumulator("f8", (), "removed", reduction_type="SUM") as fresh:
         assert fresh.num_accumulated() == 0
@@ -126,7 +116,7 @@ def _apply_many(first: int) -> None:
 
 
 def test_a_removed_semaphore_is_made_again() -> None:
-    """It is only a queue: without it, or with two of them, the lock still excludes."""
+    """A semaphore is only a queue: with none or two of them, the lock still excludes."""
     with SparseConditionalAccumulator("f8", None, "removed", reduction_type="SUM") as acc:
         (semaphore,) = semaphores()
         old = semaphore.stat().st_ino
@@ -166,20 +156,17 @@ def _remove_semaphores(*, pipe: Pipe) -> None:
 
 def test_a_semaphore_may_disappear_while_it_is_opened() -> None:
     """One process unlinks while another cleans the new semaphore."""
-    with Apart(_remove_semaphores) as remover:
-        remover.hear()
+    with Apart(_remove_semaphores).ready() as remover:
         opened = 0
         while opened < 200 or not remover.pipe.poll():
             opened += 1
-            with ConditionalAccumulator("f8", (), "unlucky") as acc:
+            with ConditionalAccumulator("f8", (), "unlucky", unlink_on_close=True) as acc:
                 acc.apply_grad(3.0)
                 with shmacc.attach("unlucky") as again:
                     assert isinstance(again, ConditionalAccumulator)
                     assert again.take_grad(1) == 3.0
-                acc.unlink()
         assert remover.hear() == "removed one"
-        remover.say("stop")
-        remover.result()
+        remover.finish("stop")
 
 
 def _wait_until_truncated(call: Callable[[Any], Any], *, pipe: Pipe) -> str:
@@ -210,12 +197,28 @@ def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str, lanes: 
     with ConditionalAccumulator("float32", (), "removed", lanes=lanes), ExitStack() as stack:
         if doing == "waits for the lock":
             stack.enter_context(held("removed", layout.lane_byte(lanes - 1)))
-        with Apart(_wait_until_truncated, CALLS[call]) as waiter:
-            waiter.hear()
+        with Apart(_wait_until_truncated, CALLS[call]).ready() as waiter:
             # Once awake it would go on in its operation, and die at the first page that it touches.
             until(lambda: sleeps_in("removed", waiter.pid, doing))
             os.truncate(segment(), 0)
             assert "truncated" in waiter.result()
+        inspection.remove("removed", force=True)
+
+
+def _apply_by_a_contributor(*, pipe: Pipe) -> None:
+    acc: Any = shmacc.attach("removed")
+    acc.apply_grad(1.0, contributor=1)
+    pipe.say("applied")
+    assert pipe.hear() == "truncated"
+    with pytest.raises(errors.DataLossError, match="truncated"):
+        acc.apply_grad(1.0, contributor=1)
+
+
+def test_an_apply_by_a_contributor_to_a_truncated_file_is_refused() -> None:
+    with ConditionalAccumulator("float32", (), "removed"):
+        with Apart(_apply_by_a_contributor).ready() as worker:
+            os.truncate(segment(), 0)
+            worker.finish("truncated")
         inspection.remove("removed", force=True)
 
 
@@ -244,8 +247,7 @@ def _begin_until_truncated(*, pipe: Pipe) -> set[str]:
 
 def test_waits_of_many_threads_for_a_file_that_is_truncated_end() -> None:
     with ConditionalAccumulator("float32", (), "removed"), held("removed"):
-        with Apart(_begin_until_truncated) as waiter:
-            waiter.hear()
+        with Apart(_begin_until_truncated).ready() as waiter:
             os.truncate(segment(), 0)
             (message,) = waiter.result()
             assert "truncated" in message

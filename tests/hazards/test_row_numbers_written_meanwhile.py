@@ -15,12 +15,12 @@ import pytest
 from helpers.apart import apart
 from helpers.lock_holder import activity, held
 from helpers.support import until
+from helpers.training import training
 
 from shmacc import (
     AccumulatorGroup,
     IndexedSlices,
     IndexedSlicesSpec,
-    Parameters,
     SparseConditionalAccumulator,
     optim,
 )
@@ -29,7 +29,7 @@ from shmacc._accumulators.taken import GroupPartial, SparsePartial
 pytestmark = pytest.mark.threads
 
 ROWS: Final = [2, 3, 5, 7]
-# What is written over them: out of range, all the same, in another order, other rows.
+# Row numbers written meanwhile: out of range, all the same, in another order, other rows.
 WRITTEN: Final = ([2**40, 2**50, -(2**40), -1], [3, 3, 3, 3], [7, 5, 3, 2], [1, 4, 6, 8])
 
 
@@ -110,11 +110,10 @@ def test_an_apply_does_not_see_changed_row_numbers(how: str) -> None:
 @apart()
 def test_an_apply_of_a_partial_does_not_see_changed_counts() -> None:
     rows, counts = np.array(ROWS), np.ones(len(ROWS), np.int64)
-    with SparseConditionalAccumulator("f4", (10, 2), "acc") as acc:
+    with SparseConditionalAccumulator("f4", (10, 2), "acc", unlink_on_close=True) as acc:
         with waiting("acc", lambda: acc.apply_partial(partial(rows, counts))):
             counts[:] = [0, -1, 2**62, 5]
         assert acc.take(1).row_counts.tolist() == [1] * len(ROWS)
-        acc.unlink()
 
 
 @pytest.mark.parametrize("number", range(len(WRITTEN)))
@@ -122,10 +121,7 @@ def test_an_apply_of_a_partial_does_not_see_changed_counts() -> None:
 def test_an_update_does_not_see_changed_row_numbers(number: int) -> None:
     """Not even those that a round returned: after a death, the right rows are put back."""
     zeros = np.zeros((10, 2), np.float32)
-    with (
-        Parameters({"t": zeros}, "params", optimizer=optim.SGD(1)) as params,
-        AccumulatorGroup(params.member_specs(["t"])) as group,
-    ):
+    with training({"t": zeros}, optim.SGD(1), ("params", None), sparse=["t"]) as (params, group):
         group.apply({"t": (ROWS, ones())}, 0)
         with group.round(1) as taken:
             by_values = number % 2 == 1
@@ -134,4 +130,3 @@ def test_an_update_does_not_see_changed_row_numbers(number: int) -> None:
             with waiting("params", lambda: params.update(taken, values)):
                 rows[:] = WRITTEN[number]
         assert np.flatnonzero(params["t"].any(axis=1)).tolist() == ROWS
-        params.unlink()

@@ -62,8 +62,7 @@ def _occupied() -> int:
 
 def _stay(*, pipe: Pipe) -> None:
     with make("scribbled"):
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
 
 def _scribble(damage: Damage) -> None:
@@ -92,7 +91,7 @@ def _look_at_all() -> None:
         status, said = inspect_tool.run_here(*arguments.split())
         assert status in {0, 1}, said
         assert "is full" not in said
-    # What a view has looked at is read, not mapped.
+    # A view reads the file; it maps nothing.
     with (
         contextlib.suppress(errors.DataLossError),
         inspection._listing.open_view(names.segment_name("scribbled")) as view,
@@ -120,11 +119,9 @@ def _clean() -> None:
 @apart(shm=SIZE)
 def test_a_damaged_segment_harms_no_other(damage: str) -> None:
     """Half of them are damaged at rest, half while a process is attached."""
-    with make("sound") as sound, Apart(_stay) as staying:
-        staying.hear()
+    with make("sound") as sound, Apart(_stay).ready() as staying:
         if list(DAMAGES).index(damage) % 2 == 0:
-            staying.say()
-            staying.result()
+            staying.finish()
         run_apart(_scribble, DAMAGES[damage])
         filler = Path(names.SHM_DIRECTORY) / "filler"
         with filler.open("wb") as file:
@@ -136,12 +133,12 @@ def test_a_damaged_segment_harms_no_other(damage: str) -> None:
         assert (_occupied(), free_bytes()) == (occupied, 0)
         run_apart(_attach_in_vain)
         assert (_occupied(), free_bytes()) == (occupied, 0)
-        # It delays no other segment, in this process or another.
+        # The damaged segment delays no other one, in this process or another.
         apply(sound)
         with shmacc.attach("sound") as again:
             assert again.take(2, timeout=0).count == 2
 
-        # And it can be removed without a free byte.
+        # The damaged segment can be removed without a free byte.
         staying.kill()
         run_apart(_clean)
         assert "scribbled" not in {s.name.shared_name for s in inspection.list_segments()}

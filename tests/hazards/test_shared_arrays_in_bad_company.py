@@ -22,10 +22,10 @@ from shmacc._base import names
 
 NAME: Final = "company"
 
-# Of Config, in bytes: the checksum of the directory, the end of the record, its own checksum.
+# Offsets in Config: the directory's length, its checksum, Config's own checksum at its end.
 DIRECTORY_BYTES, DIRECTORY_CHECKSUM, CONFIG_END = 96, 104, 312
 DIRECTORY: Final = layout.REGION_SPAN
-# Of the directory's first entry: the dtype, the rank, the first dimension, the name.
+# Offsets in the directory's first entry: the dtype, the rank, the first dimension, the name.
 DTYPE, RANK = layout.DirectoryEntry.dtype.offset, layout.DirectoryEntry.declared_rank.offset
 FIRST_DIM: Final = ctypes.sizeof(layout.DirectoryEntry)
 NAME_BYTES: Final = FIRST_DIM + 8
@@ -40,7 +40,7 @@ def path() -> Path:
 
 @needs_own_shm
 @apart(shm=SIZE)
-def test_creating_succeeds_or_raises_with_any_room() -> None:
+def test_creating_arrays_in_nearly_full_memory_succeeds_or_raises() -> None:
     given = np.ones(10 * PAGE, np.uint8)
     contents = {"given": given, "zeros": TensorSpec((10 * PAGE,), "uint8"), "one": 1.0}
     failed = 0
@@ -96,7 +96,7 @@ def test_arrays_that_cannot_fit_together_are_refused_before_memory_is_full() -> 
 @needs_own_shm
 @needs_listener
 @apart(shm=2 * TOTAL)
-def test_an_error_for_room_that_others_took_names_the_total() -> None:
+def test_an_error_names_the_total_though_others_took_the_room() -> None:
     reserved: list[int] = []
 
     def take_it_after_the_first_array(call: Reservation) -> int:
@@ -115,13 +115,12 @@ def test_an_error_for_room_that_others_took_names_the_total() -> None:
 @needs_own_shm
 @apart(shm=SIZE)
 def test_attaching_and_writing_need_no_room() -> None:
-    with SharedArrays({"a": TensorSpec((MIB,))}, NAME) as params:
+    with SharedArrays({"a": TensorSpec((MIB,))}, NAME, unlink_on_close=True) as params:
         leave(0)
         other = SharedArrays.attach(NAME, writable=True)
         other["a"][:] = 1
         assert params["a"].sum() == MIB
         other.close()
-        params.unlink()
 
 
 # -- a forged, truncated or punched file ----------------------------------------------------------
@@ -233,8 +232,7 @@ OWNER, STRANGER = 61001, 61002
 
 def _make(*, pipe: Pipe) -> None:
     with SharedArrays({"a": np.ones(3)}, NAME, mode=0o666) as params:
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
         pipe.say(params["a"].tolist())
 
 
@@ -251,10 +249,8 @@ def _is_let_in() -> None:
 
 
 @needs_root
-def test_users_share_what_is_open_to_all() -> None:
-    with Apart(_make, uid=OWNER) as process:
-        process.hear()
+def test_users_share_arrays_that_are_open_to_all() -> None:
+    with Apart(_make, uid=OWNER).ready() as process:
         run_apart(_is_let_in, uid=STRANGER)
-        process.say()
-        assert process.hear() == [1, 5, 1]
+        assert process.turn() == [1, 5, 1]
     inspection.remove(NAME, force=True)

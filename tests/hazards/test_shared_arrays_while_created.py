@@ -7,7 +7,6 @@ memory.
 import os
 import signal
 import threading
-from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from helpers.killing_calls import deaths
 from helpers.killing_deeds import Deed, nothing
 from helpers.killing_scenes import NAME, Record
 from helpers.stepping_calls import needs_calls
-from helpers.support import until
+from helpers.support import AlarmError, alarm, until
 
 from shmacc import SharedArrays, TensorSpec, errors, inspection, testing
 from shmacc._base import names
@@ -54,7 +53,7 @@ def judge() -> bool:
 
 
 @needs_calls
-def test_a_kill_at_every_system_call_of_the_creator(record_property: Record) -> None:
+def test_a_creator_killed_at_any_system_call_made_all_or_nothing(record_property: Record) -> None:
     made, stop = False, 0
     for stop in deaths(Deed("creating", nothing, nothing, lambda _: create())):
         there = judge()
@@ -75,16 +74,8 @@ def nameless_bytes() -> int:
     return 0
 
 
-class InterruptedError_(Exception):  # noqa: N801, N818  no builtin's name
-    """What the signal handler raises."""
-
-
-def _raise(_: int, __: FrameType | None) -> None:
-    raise InterruptedError_
-
-
 @pytest.mark.parametrize("given", [False, True], ids=["zeros", "contents"])
-def test_a_handler_may_raise_while_they_are_made(given: bool) -> None:
+def test_a_handler_that_raises_while_arrays_are_made_leaves_nothing(given: bool) -> None:
     """Other threads go on, or this one would never receive it."""
     half = LARGE // 2 if given else 1
     contents: Any = np.zeros(LARGE, np.uint8) if given else TensorSpec((LARGE // 4,))
@@ -93,11 +84,11 @@ def test_a_handler_may_raise_while_they_are_made(given: bool) -> None:
         until(lambda: nameless_bytes() > half)
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    before = signal.signal(signal.SIGUSR1, _raise)
+    before = signal.signal(signal.SIGUSR1, alarm)
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        with pytest.raises(InterruptedError_):
+        with pytest.raises(AlarmError):
             SharedArrays({"large": contents}, NAME)
     finally:
         thread.join()

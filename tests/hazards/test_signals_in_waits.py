@@ -3,14 +3,14 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Never
 
 import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe
 from helpers.lock_holder import activity, held, sleeps, stopped_head
-from helpers.support import soon, until
+from helpers.support import AlarmError, soon, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
@@ -23,12 +23,8 @@ AT_ONCE: Final = 0.1  # what is promised
 LONG_TIMEOUT: Final = 3600.0
 
 
-class AlarmError(Exception):
-    """An ordinary exception, raised by a handler."""
-
-
 class AlarmExit(BaseException):
-    """One that `except Exception` does not catch."""
+    """An exception that `except Exception` does not catch."""
 
 
 RAISED: Final[dict[signal.Signals, type[BaseException]]] = {
@@ -44,11 +40,9 @@ def raise_it(number: int, _: object) -> Never:
 
 
 @pytest.fixture
-def acc() -> Iterator[ConditionalAccumulator]:
-    with ConditionalAccumulator("f8", (), "signals", reduction_type="SUM") as made:
-        made.apply_grad(1.0)
-        yield made
-        made.unlink()
+def acc(acc: ConditionalAccumulator) -> ConditionalAccumulator:
+    acc.apply_grad(1.0)
+    return acc
 
 
 def _wait(call: Callable[[], Any], *, pipe: Pipe) -> tuple[type[BaseException], float]:
@@ -64,9 +58,8 @@ def _wait(call: Callable[[], Any], *, pipe: Pipe) -> tuple[type[BaseException], 
 
 
 def _break(call: Callable[[], Any], number: signal.Signals, doing: str | None = None) -> float:
-    with Apart(_wait, call) as waiting:
-        waiting.hear()
-        until(lambda: not doing or activity("signals", waiting.pid) == doing)
+    with Apart(_wait, call).ready() as waiting:
+        until(lambda: not doing or activity("acc", waiting.pid) == doing)
         until(lambda: sleeps(waiting.pid))
         sent = time.monotonic()
         waiting.signal(number)
@@ -124,7 +117,7 @@ def test_a_signal_ends_a_wait_for_a_stopped_processs_lock(
         "advance_step": lambda: acc.advance_step(5),
         "unseal": acc.unseal,
     }
-    with held("signals") as holder:
+    with held("acc") as holder:
         check_breaks(acc, calls[how], number, "waits for the lock")
         holder.kill()
         assert acc.take_grad(1, timeout=LONG_TIMEOUT) == 1.0
@@ -133,7 +126,7 @@ def test_a_signal_ends_a_wait_for_a_stopped_processs_lock(
 def test_a_signal_ends_an_apply_that_waits_for_a_take(acc: ConditionalAccumulator) -> None:
     """The take has enough gradients, so the apply must let it take first."""
     number = signal.SIGTERM
-    with stopped_head("signals", 2) as head:
+    with stopped_head("acc", 2) as head:
         acc.apply_grad(2.0)
         _break(lambda: acc.apply_grad(5.0), number, "waits for the head of the queue")
         head.signal(signal.SIGCONT)
@@ -151,13 +144,13 @@ def test_a_signal_ends_a_wait_for_the_step(
 @pytest.mark.beyond_tsan  # it holds signals back
 def test_a_signal_ends_a_wait_for_the_name(acc: ConditionalAccumulator) -> None:
     """A stopped process is opening or removing it."""
-    calls = {signal.SIGINT: lambda: shmacc.attach("signals"), signal.SIGUSR1: acc.unlink}
-    with held("signals", layout.NAME_BYTE):
+    calls = {signal.SIGINT: lambda: shmacc.attach("acc"), signal.SIGUSR1: acc.unlink}
+    with held("acc", layout.NAME_BYTE):
         for number, call in calls.items():
             # The wait would have lasted for two seconds.
             soon(lambda: _break(call, number))  # noqa: B023  it is called now
     assert not acc._handle.unlinked
-    with shmacc.attach("signals") as again:
+    with shmacc.attach("acc") as again:
         assert again.num_accumulated() == 1
 
 
@@ -165,8 +158,7 @@ def _wait_in_two_threads(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
     signal.signal(signal.SIGTERM, raise_it)
     thread = threading.Thread(target=lambda: acc.apply_grad(2.0))
     thread.start()
-    pipe.say("one waits")
-    pipe.hear()
+    pipe.turn("one waits")
     with pytest.raises(SystemExit):
         acc.apply_grad(4.0)
     pipe.say("broken")
@@ -174,9 +166,8 @@ def _wait_in_two_threads(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
 
 
 def test_other_threads_wait_on_when_a_signal_ends_one_wait(acc: ConditionalAccumulator) -> None:
-    with held("signals") as holder, Apart(_wait_in_two_threads, acc) as waiting:
-        waiting.hear()
-        until(lambda: activity("signals", waiting.pid) == "waits for the lock")
+    with held("acc") as holder, Apart(_wait_in_two_threads, acc).ready() as waiting:
+        until(lambda: activity("acc", waiting.pid) == "waits for the lock")
         waiting.say("the main thread, too")
         until(lambda: sleeps(waiting.pid))
         waiting.signal(signal.SIGTERM)
@@ -200,7 +191,7 @@ def _interrupted_again_and_again(acc: Any) -> int:
 
 def test_handlers_that_return_change_nothing() -> None:
     """Signals arrive all the time in two processes that compete: each gradient counts once."""
-    with SparseConditionalAccumulator("f8", None, "signals", reduction_type="SUM") as acc:
+    with SparseConditionalAccumulator("f8", None, "acc", reduction_type="SUM") as acc:
         with (
             Apart(_interrupted_again_and_again, acc) as one,
             Apart(_interrupted_again_and_again, acc) as other,
@@ -222,8 +213,7 @@ def _wait_through_signals(acc: ConditionalAccumulator, *, pipe: Pipe) -> float:
 
 def test_a_wait_goes_on_after_a_handler_that_returns(acc: ConditionalAccumulator) -> None:
     """The handler may even make the call that ends the wait."""
-    with Apart(_wait_through_signals, acc) as waiting:
-        waiting.hear()
+    with Apart(_wait_through_signals, acc).ready() as waiting:
         until(lambda: acc.stats().waiting == 1)
         for _ in range(20):
             waiting.signal(signal.SIGUSR1)
@@ -251,11 +241,11 @@ def _use_it_while_waiting_for_the_lock(acc: ConditionalAccumulator, *, pipe: Pip
     return ends
 
 
-def test_a_handler_may_use_what_its_thread_waits_for(acc: ConditionalAccumulator) -> None:
+def test_a_handler_may_use_the_handle_of_its_threads_wait(acc: ConditionalAccumulator) -> None:
     """The lock is another process's: neither the wait nor its handler may block the other."""
-    with held("signals") as holder, Apart(_use_it_while_waiting_for_the_lock, acc) as waiting:
+    with held("acc") as holder, Apart(_use_it_while_waiting_for_the_lock, acc) as waiting:
         waiting.hear()
-        until(lambda: activity("signals", waiting.pid) == "waits for the lock")
+        until(lambda: activity("acc", waiting.pid) == "waits for the lock")
         waiting.signal(signal.SIGUSR1)
         assert waiting.hear() == "handling"
         holder.kill()
@@ -278,11 +268,10 @@ def _close_in_the_handler(acc: ConditionalAccumulator, *, pipe: Pipe) -> str:
     return "closed"
 
 
-def test_a_handler_may_close_what_its_thread_waits_for(acc: ConditionalAccumulator) -> None:
-    with Apart(_close_in_the_handler, acc) as waiting:
-        waiting.hear()
+def test_a_handler_may_close_the_handle_of_its_threads_wait(acc: ConditionalAccumulator) -> None:
+    with Apart(_close_in_the_handler, acc).ready() as waiting:
         until(lambda: acc.stats().waiting == 1)
         waiting.signal(signal.SIGUSR1)
         assert waiting.result() == "closed"
     assert acc.stats().attached == 1
-    assert inspection.check("signals") == ()
+    assert inspection.check("acc") == ()

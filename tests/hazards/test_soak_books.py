@@ -1,5 +1,6 @@
 """The soak's books detect each fault that an accumulator is made to have."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ PLAN: Final = Plan(
 
 
 class Sound:
-    """An accumulator, to be made faulty by a subclass."""
+    """An accumulator; a subclass with a function below as its method is faulty."""
 
     def __init__(self, plan: Plan) -> None:
         self.acc = plan.create("soak")
@@ -51,7 +52,7 @@ class Sound:
         return bool(self.acc.apply(gradient, step, **terms))
 
     def wait_step(self, after: int, *, timeout: float) -> None:
-        """Nobody moves the step."""
+        """Return at once: no other process of the test moves the step."""
 
     def take(self) -> Any:
         self.takes += 1
@@ -91,119 +92,90 @@ def test_a_sound_accumulator_has_no_faults() -> None:
         assert found.counts[accepted] > 0
 
 
-class Tears(Sound):
+def tears(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
     """One gradient is not in all of its members."""
-
-    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
-        if self.faulty:
-            gradient = {name: gradient[name] for name in list(gradient)[1:]}
-        return super().apply(gradient, step, **terms)
+    if self.faulty:
+        gradient = {name: gradient[name] for name in list(gradient)[1:]}
+    return Sound.apply(self, gradient, step, **terms)
 
 
-class AddsElsewhere(Sound):
+def adds_elsewhere(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
     """One gradient is also in a member that it does not touch."""
-
-    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
-        if self.applies >= 12 and "array" not in gradient and "means" in gradient:
-            (other,) = PLAN.members["array"].part(PLAN.gradients, terms["contributor"])
-            gradient = gradient | {"array": other}
-        return super().apply(gradient, step, **terms)
+    if self.applies >= 12 and "array" not in gradient and "means" in gradient:
+        (other,) = PLAN.members["array"].part(PLAN.gradients, terms["contributor"])
+        gradient = gradient | {"array": other}
+    return Sound.apply(self, gradient, step, **terms)
 
 
-class Forgets(Sound):
+def forgets(self: Sound) -> Any:
     """A row that gradients share is not in what is taken, nor in its counts."""
-
-    def take(self) -> Any:
-        taken = super().take()
-        rows = taken["means of rows"]
-        rest = {field: getattr(rows, field)[1:] for field in ("indices", "values", "row_counts")}
-        taken._members["means of rows"] = replace(rows, **rest)
-        return taken
+    taken = Sound.take(self)
+    rows = taken["means of rows"]
+    rest = {field: getattr(rows, field)[1:] for field in ("indices", "values", "row_counts")}
+    taken._members["means of rows"] = replace(rows, **rest)
+    return taken
 
 
-class AddsHalves(Sound):
+def adds_halves(self: Sound) -> Any:
     """A number of what is taken is not the sum."""
-
-    def take(self) -> Any:
-        taken = super().take()
-        taken["rows"].values[3, 1] += 1
-        return taken
+    taken = Sound.take(self)
+    taken["rows"].values[3, 1] += 1
+    return taken
 
 
-class Loses(Sound):
+def loses(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
     """One gradient is accepted, and not added."""
-
-    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
-        if self.faulty:
-            self.applies += 1
-            return True
-        return super().apply(gradient, step, **terms)
+    if self.faulty:
+        self.applies += 1
+        return True
+    return Sound.apply(self, gradient, step, **terms)
 
 
-class TakesTwice(Sound):
+def takes_twice(self: Sound) -> Any:
     """Taken gradients stay."""
-
-    def take(self) -> Any:
-        if self.takes == 1:
-            self.takes += 1
-            taken = self.acc.snapshot()
-            self.acc.set_global_step(taken.step + 1)
-            return taken
-        return super().take()
-
-
-class Repeats(Sound):
-    """A contributor is in the round twice."""
-
-    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
-        if self.faulty:
-            self.acc.apply(gradient, step, **terms | {"contributor": None})
-        return super().apply(gradient, step, **terms)
-
-
-class AcceptsWhatIsStale(Sound):
-    """A gradient is in a round that came later than its own."""
-
-    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
-        if self.faulty:
-            self.take()
-            step = NEVER_STALE
-        return super().apply(gradient, step, **terms)
-
-
-class RefusesWhatItAdds(Sound):
-    """A refused gradient is added."""
-
-    def apply(self, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
-        return super().apply(gradient, step, **terms) and self.applies != 12
-
-
-class ForgetsAContributor(Sound):
-    """The list of contributors lacks one."""
-
-    def take(self) -> Any:
-        taken = super().take()
-        taken.contributors = taken.contributors[1:]
+    if self.takes == 1:
+        self.takes += 1
+        taken = self.acc.snapshot()
+        self.acc.set_global_step(taken.step + 1)
         return taken
+    return Sound.take(self)
 
 
-@pytest.mark.parametrize(
-    ("make", "fault"),
-    [
-        (Tears, "torn"),
-        (AddsElsewhere, "torn"),
-        (AddsHalves, "torn"),
-        (Forgets, "torn"),
-        (Loses, "lost"),
-        (TakesTwice, "doubled"),
-        (Repeats, "repeated"),
-        (AcceptsWhatIsStale, "misplaced"),
-        (RefusesWhatItAdds, "misplaced"),
-        (ForgetsAContributor, "miscounted"),
-    ],
-)
-def test_a_fault_is_found(make: type[Sound], fault: str) -> None:
-    assert campaign(make).counts[fault] > 0
+def repeats(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+    """A contributor is in the round twice."""
+    if self.faulty:
+        self.acc.apply(gradient, step, **terms | {"contributor": None})
+    return Sound.apply(self, gradient, step, **terms)
+
+
+def accepts_what_is_stale(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+    """A gradient is in a round that came later than its own."""
+    if self.faulty:
+        self.take()
+        step = NEVER_STALE
+    return Sound.apply(self, gradient, step, **terms)
+
+
+def refuses_what_it_adds(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
+    """A refused gradient is added."""
+    return Sound.apply(self, gradient, step, **terms) and self.applies != 12
+
+
+def forgets_a_contributor(self: Sound) -> Any:
+    """The list of contributors lacks one."""
+    taken = Sound.take(self)
+    taken.contributors = taken.contributors[1:]
+    return taken
+
+
+@pytest.mark.parametrize(("method", "faulty", "fault"), [
+    ("apply", tears, "torn"), ("apply", adds_elsewhere, "torn"), ("take", adds_halves, "torn"),
+    ("take", forgets, "torn"), ("apply", loses, "lost"), ("take", takes_twice, "doubled"),
+    ("apply", repeats, "repeated"), ("apply", accepts_what_is_stale, "misplaced"),
+    ("apply", refuses_what_it_adds, "misplaced"), ("take", forgets_a_contributor, "miscounted"),
+])  # fmt: skip
+def test_a_fault_is_found(method: str, faulty: Callable[..., Any], fault: str) -> None:
+    assert campaign(type("Faulty", (Sound,), {method: faulty})).counts[fault] > 0
 
 
 @pytest.mark.parametrize(
@@ -220,7 +192,7 @@ def test_a_wrong_counter_is_found(field: str) -> None:
 
 
 def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
-    """Its chief noted it in the block, and did not consume it."""
+    """The chief noted the round in its block, and did not consume it."""
     books, acc = Books(2), PLAN.create("soak")
     with acc:
         for number in range(EACH):

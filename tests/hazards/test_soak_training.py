@@ -112,17 +112,10 @@ class WritesHalf(Sound):
             self.params.restore(state)
 
 
-@pytest.mark.parametrize(
-    ("make", "fault"),
-    [
-        (Loses, "lost"),
-        (Doubles, "doubled"),
-        (UpdatesTwice, "updated twice"),
-        (SkipsOne, "not updated"),
-        (ReadsEarly, "torn"),
-        (WritesHalf, "torn"),
-    ],
-)
+@pytest.mark.parametrize(("make", "fault"), [
+    (Loses, "lost"), (Doubles, "doubled"), (UpdatesTwice, "updated twice"),
+    (SkipsOne, "not updated"), (ReadsEarly, "torn"), (WritesHalf, "torn"),
+])  # fmt: skip
 def test_a_fault_is_found(make: Callable[[], Sound], fault: str) -> None:
     found = make().run()
     assert found.counts[fault] > 0

@@ -14,17 +14,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
+from helpers import stepping_namespaces
 from helpers.apart import Pipe, run_apart
 from helpers.inspect_tool import ask, scribble
 from helpers.killing_scenes import NAME, path
-from helpers.stepping_namespaces import (
-    elsewhere,
-    leave_pids_behind,
-    needs_pid_namespaces,
-    perform,
-    see_own_pids,
-    stop,
-)
 from helpers.stepping_stops import (
     APPLYING,
     FIRST,
@@ -48,15 +41,16 @@ from shmacc._base import names
 
 MINUTE: Final = 60.0  # a machine that has just started has been up for as long
 
-pytestmark = [needs_ptrace, needs_pid_namespaces]
+pytestmark = [needs_ptrace, stepping_namespaces.needs_pid_namespaces]
 
 
-def test_a_lock_held_in_another_namespace_is_held() -> None:
-    """In this namespace, and in one where another process has the owner's pid."""
+@pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGKILL])
+def test_a_lock_in_another_namespace_is_held_until_its_owner_dies(fate: signal.Signals) -> None:
+    """Processes wait in this namespace, and in one where the owner's pid is another process's."""
     step = middle(APPLYING)
     with (
-        elsewhere(stop, APPLYING.act, step) as owner,
-        elsewhere(perform, add) as namesake,
+        stepping_namespaces.elsewhere(stepping_namespaces.stop, APPLYING.act, step) as owner,
+        stepping_namespaces.elsewhere(stepping_namespaces.perform, add) as namesake,
         others((add,)) as (neighbour,),
     ):
         until(lambda: _attached_and_alive() == 3)
@@ -66,17 +60,18 @@ def test_a_lock_held_in_another_namespace_is_held() -> None:
         now = inspection.describe(NAME)
         assert now.generation == before.generation
         assert now.lock == before.lock
-        owner.signal(signal.SIGCONT)
-        assert owner.result() == 0
+        owner.signal(fate)
+        assert owner.result() == (0 if fate == signal.SIGCONT else signal.SIGKILL)
         namesake.result()
         neighbour.result()
-    np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, SECOND, THIRD, THIRD))
+    all_of_it = (FIRST, SECOND) if fate == signal.SIGCONT else (FIRST,)
+    np.testing.assert_array_equal(taken(what_is_left()), whole(*all_of_it, THIRD, THIRD))
 
 
 def test_a_pid_is_the_one_in_this_namespace_or_is_marked_as_foreign() -> None:
     """The kernel gives the pid in the reader's namespace; sideways there is none."""
     step = middle(APPLYING)
-    with elsewhere(stop, APPLYING.act, step) as owner:
+    with stepping_namespaces.elsewhere(stepping_namespaces.stop, APPLYING.act, step) as owner:
         until(lambda: inspection.describe(NAME).lock.condition == "stopped")
         _backdate_the_operation()
         lock = inspection.describe(NAME).lock
@@ -86,7 +81,9 @@ def test_a_pid_is_the_one_in_this_namespace_or_is_marked_as_foreign() -> None:
         assert (process.pid, process.condition) == (owner.pid, "stopped")
         (stall,) = inspection.describe(NAME).summary.stalls
         assert (stall.kind, stall.command) == ("lock_holder_stopped", f"kill -CONT {owner.pid}")
-        with elsewhere(perform, _look_at_the_lock_from_beside) as beside:
+        with stepping_namespaces.elsewhere(
+            stepping_namespaces.perform, _look_at_the_lock_from_beside
+        ) as beside:
             beside.result()
     inspection.remove(NAME, force=True)
 
@@ -112,28 +109,13 @@ def _look_at_the_lock_from_beside(pipe: Pipe) -> None:
     assert held["value"] > MINUTE
 
 
-def test_a_process_that_died_in_another_namespace_is_dead() -> None:
-    step = middle(APPLYING)
-    with (
-        elsewhere(stop, APPLYING.act, step) as owner,
-        elsewhere(perform, add) as namesake,
-        others((add,)) as (neighbour,),
-    ):
-        until(lambda: _attached_and_alive() == 3)
-        owner.signal(signal.SIGKILL)
-        assert os.WTERMSIG(owner.result()) == signal.SIGKILL
-        namesake.result()
-        neighbour.result()
-    np.testing.assert_array_equal(taken(what_is_left()), whole(FIRST, THIRD, THIRD))
-
-
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_first_take_of_the_queue_in_another_namespace(fate: signal.Signals) -> None:
-    """A dead one loses its entry though a living process has its pid; a stopped one keeps it."""
+def test_a_take_in_another_namespace_keeps_its_place_until_it_dies(fate: signal.Signals) -> None:
+    """A dead take loses its entry though a living process has its pid; a stopped take keeps it."""
     APPLYING.prepare().write(path())
-    with elsewhere(perform, take, 2) as first:
+    with stepping_namespaces.elsewhere(stepping_namespaces.perform, take, 2) as first:
         until(lambda: len(inspection.describe(NAME).queue) == 1)
-        with elsewhere(perform, take, 2) as second:
+        with stepping_namespaces.elsewhere(stepping_namespaces.perform, take, 2) as second:
             until(lambda: len(inspection.describe(NAME).queue) == 2)
             first.signal(fate)
             run_apart(add_alone)
@@ -152,21 +134,21 @@ def test_the_first_take_of_the_queue_in_another_namespace(fate: signal.Signals) 
 
 
 def test_a_child_with_its_makers_pid_does_not_remove_a_private_segment() -> None:
-    """Both are process 1, each in its own namespace."""
-    with elsewhere(perform, _close_in_a_child) as maker:
+    """Child and maker are each process 1 of their own namespace."""
+    with stepping_namespaces.elsewhere(stepping_namespaces.perform, _close_in_a_child) as maker:
         assert maker.result() is True
 
 
 def _close_in_a_child(pipe: Pipe) -> bool:
     with ConditionalAccumulator("f4", ()) as acc:
         pipe.say()
-        leave_pids_behind()
+        stepping_namespaces.leave_pids_behind()
         run_apart(_close_as_process_1, acc)
         return os.path.exists(names.segment_name(acc.shared_name).path)  # noqa: PTH110
 
 
 def _close_as_process_1(acc: ConditionalAccumulator) -> None:
-    see_own_pids()
+    stepping_namespaces.see_own_pids()
     acc.close()
 
 

@@ -46,7 +46,7 @@ from shmacc import NEVER_STALE, ConditionalAccumulator, errors, inspection
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", [APPLYING, TAKING], ids=str)
-def test_nobody_enters_while_the_locks_owner_is_stopped(scene: Scene) -> None:
+def test_no_process_gets_the_lock_while_its_owner_is_stopped(scene: Scene) -> None:
     with stopped_half_way(scene) as owner:
         start = time.monotonic()
         before = inspection.describe(NAME)
@@ -93,7 +93,7 @@ def goes_on() -> Iterator[None]:
 
 @needs_ptrace
 def test_waiting_takes_can_leave_while_the_locks_owner_is_stopped() -> None:
-    """By their timeout or by cancel, which need no lock."""
+    """The takes leave by their timeout or by cancel, which need no lock."""
     step = middle(APPLYING)
     with (
         queued((take_in_vain, 5, 0.5), (take, 5)) as (hasty, patient),
@@ -112,7 +112,7 @@ def test_waiting_takes_can_leave_while_the_locks_owner_is_stopped() -> None:
 
 @needs_ptrace
 def test_waits_for_a_stopped_processs_lock_can_be_cancelled() -> None:
-    """Though they are not in the queue yet."""
+    """These waits are not in the queue yet."""
     with goes_on(), others((take, 1)) as (taker,):
         until(lambda: "waits for the lock" in activities())
         inspection.cancel(NAME)
@@ -181,7 +181,7 @@ def test_the_death_of_a_stopped_take_is_noticed() -> None:
 
 
 def test_a_stopped_take_that_was_cancelled_delays_nobody() -> None:
-    """Not even processes that saw it at the head before."""
+    """This includes a process that has seen the stopped take at the head of the queue."""
     APPLYING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
     with acc, queued((take, 3)) as (first,):
@@ -219,16 +219,18 @@ def test_a_process_stopped_while_attaching_delays_nobody_who_is_attached() -> No
 
 
 def test_the_death_of_a_process_stopped_while_attaching_lets_others_in() -> None:
-    with ConditionalAccumulator("float32", (), NAME) as acc:
-        with held(NAME, layout.NAME_BYTE) as stopped, Apart(_attach) as other:
-            until(lambda: len(inspection.describe(NAME).processes) == 2)
-            stopped.kill()
-            other.result()
-        acc.unlink()
+    with (
+        ConditionalAccumulator("float32", (), NAME, unlink_on_close=True),
+        held(NAME, layout.NAME_BYTE) as stopped,
+        Apart(_attach) as other,
+    ):
+        until(lambda: len(inspection.describe(NAME).processes) == 2)
+        stopped.kill()
+        other.result()
 
 
 def test_an_opener_that_gives_up_leaves_no_semaphore() -> None:
-    """It made one, because there was none, and meanwhile the name was removed."""
+    """The opener made a missing semaphore, and meanwhile the segment's name was removed."""
     with ConditionalAccumulator("float32", (), NAME):
         file = Path(path())
         (semaphore,) = file.parent.glob(f"sem.{file.name}.*")

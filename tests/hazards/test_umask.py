@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from helpers.apart import needs_root, run_apart
+from helpers.apart import apart, needs_root
 from helpers.opening import KINDS
 
 import shmacc
@@ -33,7 +33,7 @@ def modes(name: str) -> dict[str, int]:
 
 @pytest.mark.usefixtures("umask")
 def test_a_segment_has_the_mode_that_was_asked_for() -> None:
-    """Also its semaphore, and one that is made again. The first opener's mode stays."""
+    """The semaphore has that mode, too, even if made again. The first opener's mode stays."""
     for kind, mode in zip(KINDS * 2, MODES, strict=True):
         with kind("f4", shared_name="modes", mode=mode) as acc:
             assert list(modes("modes").values()) == [mode, mode]
@@ -55,14 +55,11 @@ def test_the_default_mode_lets_no_other_user_in() -> None:
         assert list(modes(acc.shared_name).values()) == [0o600, 0o600]
 
 
-def _locked_out(mode: int) -> None:
+@needs_root
+@pytest.mark.parametrize("mode", [0o000, 0o060, 0o400, 0o200], ids=oct)
+@apart(uid=61001)
+def test_a_mode_that_excludes_its_maker_is_refused(mode: int) -> None:
+    """No segment is made that nobody can use, and no name is left."""
     with pytest.raises(errors.ShmaccError):
         ConditionalAccumulator("f4", shared_name="modes", mode=mode)
     assert modes("modes") == {}
-
-
-@needs_root
-@pytest.mark.parametrize("mode", [0o000, 0o060, 0o400, 0o200], ids=oct)
-def test_a_mode_that_excludes_its_maker_is_refused(mode: int) -> None:
-    """No segment is made that nobody can use, and no name is left."""
-    run_apart(_locked_out, mode, uid=61001)

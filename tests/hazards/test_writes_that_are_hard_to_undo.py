@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.apart import run_apart
+from helpers.apart import apart, run_apart
 from helpers.denied_calls import MAP_ANEW, deny, needs_denials
 from helpers.support import SANITIZED
+from helpers.training import training
 
 import shmacc
 from shmacc import errors
@@ -59,7 +60,7 @@ def flags_of(array: Any) -> list[str]:
 
 
 def told(array: Any) -> str:
-    """Write to all of it; return what is reported."""
+    """Write to the whole array; return the error's message."""
     with pytest.raises(errors.FailedPreconditionError, match="is read-only") as caught:  # noqa: PT012
         ctypes.memset(array.ctypes.data, 255, array.nbytes)
         len(())
@@ -222,25 +223,21 @@ def test_a_write_is_undone_or_reported_whichever_call_fails(
 
 
 USES: Final[dict[str, Callable[[Any], Any]]] = {
-    "an array": lambda params: params["emb"],
-    "another array": lambda params: params["bias"],
+    "an array": lambda params: params["emb"], "another array": lambda params: params["bias"],
     "a slot": lambda params: params.slots["bias"]["m"],
     "a table's rows": lambda params: params["rows"][[1]],
-    "a table's ids": lambda params: params["rows"].ids(),
-    "step": lambda params: params.step,
-    "snapshot": lambda params: params.snapshot(),
-    "state": lambda params: params.state(),
+    "a table's ids": lambda params: params["rows"].ids(), "step": lambda params: params.step,
+    "snapshot": lambda params: params.snapshot(), "state": lambda params: params.state(),
     "save": lambda params: shmacc.save("/dev/null/nowhere", params),
     "items": lambda params: list(params.items()),
-}
+}  # fmt: skip
 
 
-def _use_what_is_spoiled() -> None:
+@needs_denials
+@apart()
+def test_every_use_of_parameters_reports_a_write_that_stayed(namespace: str) -> None:  # noqa: ARG001
     arrays = {"emb": TABLE, "bias": np.zeros(4), "rows": shmacc.TableSpec((2,))}
-    with (
-        shmacc.Parameters(arrays, NAME, optimizer=Adam(0.1), unlink_on_close=True) as params,
-        shmacc.AccumulatorGroup(params.member_specs(), f"{NAME}.group") as group,
-    ):
+    with training(arrays, Adam(0.1), (NAME, f"{NAME}.group")) as (params, group):
         array, state = params["emb"], params.state()
         group.apply({"emb": np.ones_like(TABLE)}, 0)
         deny("madvise")
@@ -261,8 +258,3 @@ def _use_what_is_spoiled() -> None:
         assert group.global_step == 0
         group.unlink()
         params.unlink()
-
-
-@needs_denials
-def test_every_use_of_parameters_reports_a_write_that_stayed(namespace: str) -> None:  # noqa: ARG001
-    run_apart(_use_what_is_spoiled)

@@ -30,7 +30,7 @@ TABLE: Final = np.arange(60_000, dtype="f4").reshape(-1, 100)  # some pages
 
 
 def scribble(array: Any) -> None:
-    """Write to all of it, in spite of NumPy's flag."""
+    """Write to the whole array, in spite of NumPy's flag."""
     ctypes.memset(array.ctypes.data, 255, array.nbytes)
     len(())  # Python raises at the end of a call
 
@@ -46,18 +46,12 @@ def make_arrays() -> Any:
 # How to make the object, how to attach another one, and how to get its array.
 SOURCES: Final[dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[Any], Any]]]] = {
     "parameters": (make_parameters, lambda: shmacc.Parameters.attach(NAME), lambda it: it["emb"]),
-    "a slot": (
-        make_parameters,
-        lambda: shmacc.Parameters.attach(NAME),
-        lambda it: it.slots["emb"]["m"],
-    ),
-    "parameters as arrays": (
-        make_parameters,
-        lambda: shmacc.SharedArrays.attach(NAME),
-        lambda it: it["emb"],
-    ),
+    "a slot": (make_parameters, lambda: shmacc.Parameters.attach(NAME),
+        lambda it: it.slots["emb"]["m"]),
+    "parameters as arrays": (make_parameters, lambda: shmacc.SharedArrays.attach(NAME),
+        lambda it: it["emb"]),
     "arrays": (make_arrays, lambda: shmacc.SharedArrays.attach(NAME), lambda it: it["emb"]),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=SOURCES)
@@ -88,7 +82,7 @@ def test_a_write_in_a_thread_raises_in_the_main_thread(source: tuple[Any, str]) 
 
     def write() -> None:
         gate.acquire()
-        # With the GIL: the main thread is told when all has been written, and so once.
+        # The thread keeps the GIL: the main thread gets one report, after all writes.
         memory, length = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
         ctypes.pythonapi.memset(memory, 255, length)
 
@@ -116,9 +110,7 @@ def test_a_write_in_a_forked_child_raises(source: tuple[Any, str]) -> None:
     same_bits(array, before)
 
 
-def test_the_exception_is_not_taken_for_an_error_of_the_running_call(
-    source: tuple[Any, str],
-) -> None:
+def test_the_exception_is_not_taken_for_the_running_calls_error(source: tuple[Any, str]) -> None:
     array, name = source
 
     class Writes:
@@ -159,10 +151,8 @@ def test_readers_see_each_change_whether_they_have_written_or_not() -> None:
         with Apart(work) as reader:
             for value in (2, 4, 7, 8, 9, 10):
                 made["emb"][...] = value
-                reader.say(value)
-                reader.hear()
-            reader.say(None)
-            reader.result()
+                reader.turn(value)
+            reader.finish(None)
         same_bits(made["emb"], np.full_like(TABLE, 10))
 
 
@@ -212,15 +202,12 @@ def test_a_write_that_cannot_be_undone_prints_a_sentence() -> None:
     assert complaint.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "other", "when"),
-    [
-        ("ctypes.string_at(8)", "", "before"),
-        ("ctypes.string_at(8)", "faulthandler.enable()", "before"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "faulthandler.enable()", "after"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "", "before"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "other", "when"), [
+    ("ctypes.string_at(8)", "", "before"),
+    ("ctypes.string_at(8)", "faulthandler.enable()", "before"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "faulthandler.enable()", "after"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "", "before"),
+])  # fmt: skip
 def test_other_faults_go_to_the_previous_handler(fault: str, other: str, when: str) -> None:
     status, complaint = run(fault, *((other, "") if when == "before" else ("", other)))
     assert status == -signal.SIGSEGV
@@ -280,7 +267,7 @@ SURVIVES: Final[dict[str, tuple[str, str]]] = {  # before and after it gets the 
 
 
 @pytest.mark.parametrize("what", SURVIVES)
-def test_the_guard_survives(what: str) -> None:
+def test_the_guard_still_works_after_each_of_these_actions(what: str) -> None:
     before, after = SURVIVES[what]
     status, complaint = run(WRITE, before, after)
     assert (status, "The write was undone" in complaint) == (1, True), complaint

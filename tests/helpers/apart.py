@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any, Self
 
 import pytest
@@ -18,7 +19,6 @@ from helpers import own_shm
 from helpers.support import LONG, START_METHODS
 
 import shmacc
-from shmacc import inspection
 
 needs_own_shm = pytest.mark.skipif(
     not own_shm.available(),
@@ -84,6 +84,25 @@ class Apart:
         except BrokenPipeError:
             self.hear()
             raise
+
+    def ready(self) -> Self:
+        """Wait for the process's first message; return the process."""
+        try:
+            self.hear()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def turn(self, what: Any = None) -> Any:
+        """Send something to the process, and return its answer."""
+        self.say(what)
+        return self.hear()
+
+    def finish(self, what: Any = None) -> Any:
+        """Send something to the process, wait for its end, and return its result."""
+        self.say(what)
+        return self.result()
 
     def result(self, seconds: float = LONG) -> Any:
         """Wait for the function's end; return its result, or raise its exception."""
@@ -191,7 +210,7 @@ def _answer(pipe: Connection, work: Callable[[], Any]) -> None:
     except BaseException as error:  # noqa: BLE001 - the test raises it
         told = "".join(traceback.format_exception(error))
         error.add_note(told)
-        # Not everything that is raised can be pickled.
+        # Some exceptions cannot be pickled.
         answer = ("raised", error if _pickles(error) else AssertionError(told))
     pipe.send(answer)
 
@@ -215,10 +234,11 @@ def _result(
 
 def _import_what_is_imported_late() -> None:
     # Another user may not be able to read the modules' files.
-    for package in (shmacc, inspection):
-        for name in dir(package):
-            with suppress(ImportError):  # the name needs a package that is not installed
-                getattr(package, name)
+    for name in dir(shmacc):
+        with suppress(ImportError):  # the name needs a package that is not installed
+            public = getattr(shmacc, name)
+            for late in dir(public) if isinstance(public, ModuleType) else ():
+                getattr(public, late)
 
 
 def call(function: Callable[..., Any], args: tuple[Any, ...], pipe: "Pipe") -> Any:
@@ -252,6 +272,11 @@ class Pipe:
 
     def hear(self) -> Any:
         return self._connection.recv()
+
+    def turn(self, what: Any = None) -> Any:
+        """Say something to the test, and return its answer."""
+        self.say(what)
+        return self.hear()
 
     def poll(self) -> bool:
         return self._connection.poll()

@@ -111,11 +111,14 @@ def _at_collections(between: Between) -> Iterator[None]:
             between.point()
 
     gc.collect()
-    thresholds = gc.get_threshold()
+    enabled, thresholds = gc.isenabled(), gc.get_threshold()
     gc.callbacks.append(collects)
     gc.set_threshold(1)
+    gc.enable()
     try:
         yield
     finally:
+        if not enabled:
+            gc.disable()
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(collects)

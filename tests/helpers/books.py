@@ -1,4 +1,4 @@
-"""Books: what processes that may be killed write down, in memory that they share with the test.
+"""Books: records that processes which may be killed write, in memory shared with the test.
 
 Every entry has one writer at a time and is written by single stores, so a kill leaves it old or
 new. A chief notes a round in its block, before the round is consumed. If the chief is killed or
@@ -42,7 +42,7 @@ class Fate(IntEnum):
 
 
 class Doing(IntEnum):
-    """What a process waits for."""
+    """The reasons for which a process waits."""
 
     NOTHING = 0
     ATTACH = 1
@@ -60,7 +60,7 @@ class Applied(IntEnum):
 
 
 class Count(StrEnum):
-    """What is counted, in the words in which it is printed."""
+    """The counters, in the words in which they are printed."""
 
     KILLED = "processes killed"
     IN_APPLY = "killed in an apply"
@@ -151,7 +151,7 @@ class Books:
         self._longest = {doing: _shared(processes, np.float64) for doing in Doing}
         self._doing = _shared(processes, np.uint8)
         self._began = _shared(processes, np.float64)
-        # Of the campaign:
+        # Counts of the campaign:
         self.loads = _shared(1, np.int64)  # each load adds 1 when due, 1 when done; odd: one is due
         self._stop = _shared(1, np.uint8)
         # Numbers of killed processes, in this order: takers that may not have noted what they took;
@@ -160,7 +160,7 @@ class Books:
         self.risked = self.surely_gone = self.perhaps_gone = self.failing = self.unheard = 0
 
     def add(self, process: int, what: Count, number: int = 1) -> None:
-        """Count something."""
+        """Add to a counter."""
         self._counts[what][process] += number
 
     def sum(self, what: Count) -> int:
@@ -238,7 +238,7 @@ def audit(books: Books, stats: Stats) -> Findings:
     entries = max(_end(books.fate), _end(books.taken_at))
     fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
     since, until = books.since[:entries], books.until[:entries]
-    # A taker writes `logged` last. If it was killed before that, its other notes do not count.
+    # A taker writes `logged` last. If the taker was killed before, its other notes do not count.
     seen = (step >= 0) & (books.logged[step] > 0)
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
     unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)
@@ -267,7 +267,7 @@ def audit(books: Books, stats: Stats) -> Findings:
         | (fate == Fate.NONE)
     )
 
-    # Now the counters. All accepted gradients that no restore has discarded must have been taken.
+    # Check the counters. All accepted gradients that no restore has discarded must have been taken.
     applied = stats.applied - stats.discarded
     # Takes that died with their takers had `unseen` gradients: the accepted ones that nobody noted,
     # and some of the unanswered ones.

@@ -1,4 +1,4 @@
-"""Threads that are busy with calls all the time."""
+"""Threads keep a segment busy with calls all the time."""
 
 import threading
 from collections.abc import Callable, Iterator

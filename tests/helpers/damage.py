@@ -1,4 +1,4 @@
-"""Kinds of damage to a segment, as data classes, so that hypothesis prints and shrinks them."""
+"""Data classes describe damage to a segment, so that hypothesis prints and shrinks it."""
 
 import ctypes
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ class UndoLog:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Damages another lane or member; after the last member comes the set of contributors."""
+    """Damages another lane or member. The set of contributors counts as one more member."""
 
     lane: int
     member: int
@@ -228,23 +228,17 @@ numbers: Final = st.one_of(
 
 # Ranges of bytes in use. Important ones are repeated, so that they are drawn more often.
 _SPANS: Final = (
-    *[(0, layout.HEADER_USED)] * 4,
-    (0, ctypes.sizeof(layout.Config)),
+    *[(0, layout.HEADER_USED)] * 4, (0, ctypes.sizeof(layout.Config)),
     (layout.ROUNDS, 2 * ctypes.sizeof(layout.RoundState)),
     (layout.QUEUE, layout.HEADER_USED - layout.QUEUE),
     *[(layout.region("states"), layout.SINGLE.bytes_of_lane)] * 4,
     (layout.region("directory"), ctypes.sizeof(layout.DirectoryEntry) + 64),
-    (layout.region("participants"), 512),
-    (layout.region("waiters"), 256),
-    (layout.region("index 0"), 1024),
-    (layout.region("index 1"), 1024),
-    (layout.region("slots"), 512),
-    (layout.region("rows 0"), 512),
-    (layout.region("rows 1"), 256),
-    (layout.region("undo log"), 256),
-    (layout.region("undo rows"), 256),
+    (layout.region("participants"), 512), (layout.region("waiters"), 256),
+    (layout.region("index 0"), 1024), (layout.region("index 1"), 1024),
+    (layout.region("slots"), 512), (layout.region("rows 0"), 512), (layout.region("rows 1"), 256),
+    (layout.region("undo log"), 256), (layout.region("undo rows"), 256),
     (layout.region("shapes"), 1024),
-)
+)  # fmt: skip
 _TWICE: Final = ("round", "lane", "member")
 
 

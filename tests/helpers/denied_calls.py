@@ -1,4 +1,4 @@
-"""System calls that a filter refuses for the rest of a process's life (seccomp)."""
+"""A filter (seccomp) lets a process's system calls fail for the rest of its life."""
 
 import ctypes
 import errno
@@ -15,21 +15,23 @@ _NUMBERS: Final[dict[str, dict[str, int]]] = {
     "x86_64": {
         "mmap": 9, "mprotect": 10, "rt_sigaction": 13, "pread64": 17, "madvise": 28, "fcntl": 72,
         "statfs": 137, "mlock": 149, "munlock": 150, "futex": 202, "fallocate": 285,
-        "getrandom": 318,
+        "seccomp": 317, "getrandom": 318, "pidfd_send_signal": 424, "pidfd_open": 434,
     },
     "aarch64": {
         "fcntl": 25, "statfs": 43, "fallocate": 47, "pread64": 67, "futex": 98,
         "rt_sigaction": 134, "mmap": 222, "mprotect": 226, "mlock": 228, "munlock": 229,
-        "madvise": 233, "getrandom": 278,
+        "madvise": 233, "seccomp": 277, "getrandom": 278, "pidfd_send_signal": 424,
+        "pidfd_open": 434,
     },
 }  # fmt: skip
-_NR: Final = _NUMBERS.get(platform.machine(), {})
+_NUMBERS["riscv64"] = _NUMBERS["aarch64"]
+NUMBERS: Final = _NUMBERS.get(platform.machine(), {})
 
 MAP_ANEW: Final = 0x4012  # the flags of a private mapping in another's place
 
-_SET_NO_NEW_PRIVS, _SET_SECCOMP, _FILTER = 38, 22, 2
-_LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_SET_NO_NEW_PRIVS, _SET_MODE_FILTER = 38, 1
+LOAD, IS, RETURN = 0x20, 0x15, 0x06
+ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _FIRST_ARGUMENT: Final = 16  # where it stands in struct seccomp_data; the lower half comes first
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +39,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def install(*lines: tuple[int, int, int, int], flags: int = 0) -> int:
+    """Install a filter of these instructions for this thread, and those that it starts later."""
+    code = b"".join(struct.pack("HBBI", *line) for line in lines)
+    filtering = ctypes.byref(_Program(len(lines), code))
+    if _libc.prctl(_SET_NO_NEW_PRIVS, 1, None, 0, 0) == 0:
+        result = _libc.syscall(NUMBERS["seccomp"], _SET_MODE_FILTER, flags, filtering)
+        if result >= 0:
+            return int(result)
+    raise OSError(ctypes.get_errno(), "seccomp")
 
 
 def deny(call: str, code: int = errno.EPERM, **arguments: int) -> None:
@@ -47,27 +60,19 @@ def deny(call: str, code: int = errno.EPERM, **arguments: int) -> None:
         code: The error that it fails with.
         arguments: Only calls with these arguments fail: ``a2=24`` means the third one.
     """
-    conditions = [(0, _NR[call])]
+    conditions = [(0, NUMBERS[call])]
     for name, value in arguments.items():
         conditions.append((_FIRST_ARGUMENT + 8 * int(name[1:]), value & 0xFFFFFFFF))
-    program = b""
+    program = []
     for number, (place, value) in enumerate(conditions):
-        program += struct.pack("HBBI", _LOAD, 0, 0, place)
-        program += struct.pack("HBBI", _IS, 0, 2 * (len(conditions) - number) - 1, value)
-    program += struct.pack("HBBI", _RETURN, 0, 0, _ERRNO | code)
-    program += struct.pack("HBBI", _RETURN, 0, 0, _ALLOW)
-    filtering = _Program(len(program) // 8, program)
-    for request, value, given in (
-        (_SET_NO_NEW_PRIVS, 1, None),
-        (_SET_SECCOMP, _FILTER, ctypes.byref(filtering)),
-    ):
-        if _libc.prctl(request, value, given, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl")
+        otherwise = 2 * (len(conditions) - number) - 1
+        program += [(LOAD, 0, 0, place), (IS, 0, otherwise, value)]
+    install(*program, (RETURN, 0, 0, _ERRNO | code), (RETURN, 0, 0, ALLOW))
 
 
 @cache
 def _cannot() -> bool:
-    if not _NR:
+    if not NUMBERS:
         return True
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""Processes that leave, fail or die, and what takes are told about them."""
+"""Processes leave, fail or die, and takes report it."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,7 +25,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 def news(acc: Any) -> tuple[Any, ...] | None:
-    """Return pids, reasons and contributors of the deaths that a take is told of; None: none."""
+    """Return pids, reasons and contributors of the deaths that a take reports; None: none."""
     try:
         acc.take(2**40, timeout=0, on_death="raise")
     except errors.WorkerDiedError as error:
@@ -37,30 +37,24 @@ def news(acc: Any) -> tuple[Any, ...] | None:
 
 def _stay(name: str, *, pipe: Pipe) -> None:
     with shmacc.attach(name):
-        pipe.say()
-        pipe.hear()
+        pipe.turn()
 
 
 def bystander(name: str) -> Apart:
     """Start a process that attaches, and stays until told to end."""
-    process = Apart(_stay, name)
-    process.hear()
-    return process
+    return Apart(_stay, name).ready()
 
 
 def _work(name: str, contributor: int | None, *, pipe: Pipe) -> None:
     own = ConditionalAccumulator.attach(name)
     own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
     own.close()
 
 
 def worker(contributor: int | None = None, name: str = NAME) -> Apart:
     """Start a process that applies a gradient, and stays until told to end."""
-    process = Apart(_work, name, contributor)
-    process.hear()
-    return process
+    return Apart(_work, name, contributor).ready()
 
 
 def fail_in_a_block(error: BaseException, contributor: int, *, pipe: Pipe) -> None:
@@ -68,5 +62,4 @@ def fail_in_a_block(error: BaseException, contributor: int, *, pipe: Pipe) -> No
     with suppress(type(error)), ConditionalAccumulator.attach(NAME) as own:
         own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
         raise error
-    pipe.say()
-    pipe.hear()
+    pipe.turn()

@@ -1,4 +1,4 @@
-"""The 19 dtypes of the specification."""
+"""`ELEMENTS` has the 19 dtypes of the specification."""
 
 from dataclasses import dataclass
 from typing import Any, Final

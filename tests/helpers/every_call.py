@@ -1,4 +1,4 @@
-"""Every public call, made on a segment that somebody may have damaged.
+"""A process makes every public call on a segment that somebody may have damaged.
 
 Another process, the victim, makes the calls. It has a small /dev/shm of its own, so that a wrong
 size cannot use up the machine's memory. If a signal kills it, the test fails.
@@ -128,13 +128,11 @@ def _serve(address_space: int, *, pipe: Pipe) -> None:
         other = make(_another_kind(scenario), OTHER)
         files = names.segment_name(VICTIM).path, names.segment_name(OTHER).path
         if scenario.attached:
-            pipe.say(files)
-            pipe.hear()
+            pipe.turn(files)
             outcomes = _attached(scenario, acc)
         else:
             acc.close()
-            pipe.say(files)
-            pipe.hear()
+            pipe.turn(files)
             outcomes = _at_rest(scenario)
         outcomes += _afterwards(scenario)
         other.close()
@@ -167,7 +165,7 @@ def _is_sparse(acc: Any) -> bool:
 
 
 def _apply(acc: Any, scenario: Scenario, rows: range, contributor: int | None = None) -> bool:
-    # Not by `scenario.kind`: the damage may have changed the kind that `attach` found.
+    # Do not use `scenario.kind`: the damage may have changed the kind that `attach` found.
     array = np.ones(scenario.shape, np.uint8)
     slices = rows, np.ones((len(rows), *scenario.shape), np.uint8)
     terms: Any = {"contributor": contributor, "timeout": _PATIENCE}

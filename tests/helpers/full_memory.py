@@ -1,4 +1,4 @@
-"""A small /dev/shm, as in a Docker container; a test chooses how much of it is free."""
+"""A test has a small /dev/shm, as in a Docker container, and chooses how much of it is free."""
 
 import os
 from typing import Final

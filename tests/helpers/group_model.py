@@ -1,4 +1,4 @@
-"""A plain NumPy model of a group: the expected results of rounds of gradients.
+"""A plain NumPy model of a group computes the expected results of rounds of gradients.
 
 All values are whole numbers, so that every sum is exact in any order.
 """

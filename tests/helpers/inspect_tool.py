@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pyte
 from helpers.apart import Apart, Crew, run_apart
-from helpers.support import LONG, stop, until
+from helpers.support import LONG, run_to_end, stop, until
 
 import shmacc
 from shmacc import inspection
@@ -54,14 +54,11 @@ def run(
         return done
     if not (before or command or environment.keys() - {"SHMACC_NAMESPACE"}):
         return _run_here(arguments, environment)
-    return subprocess.run(
+    return run_to_end(
         [*before, *(command or (str(COMMAND),)), *arguments],
+        status=None,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
     )
 
 
@@ -137,7 +134,7 @@ class Terminal:
         self.screen = _Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.resize(columns, rows)
-        # Not pty.fork: a forked Python would attach to the accumulators that this one has open.
+        # Do not use pty.fork: a forked Python would attach to the test's open accumulators.
         self._process = subprocess.Popen(
             [*HEEDING_CTRL_C, "setsid", "--ctty", *program, *arguments],
             env={**os.environ, "TERM": "xterm-256color", **env},
@@ -182,7 +179,7 @@ class Terminal:
         return self.text()
 
     def end(self) -> int:
-        """Read to the end; return the exit status."""
+        """Read to the end of the output; return the exit status."""
         if self.status is None:
             deadline = time.monotonic() + LONG
             while self.read():
@@ -214,9 +211,10 @@ def semaphore_of(name: str) -> Path:
 
 
 def scribble(path: Path, offset: int, data: bytes) -> None:
-    # In another process: closing the file here would release this process's record locks on it.
+    # Use another process: closing the file here would release this process's record locks. Under a
+    # sanitizer's library dd finds no memory.
     place = [f"of={path}", "oflag=seek_bytes", f"seek={offset}", "conv=notrunc", "status=none"]
-    subprocess.run(["dd", *place], input=data, check=True)
+    subprocess.run(["env", "--unset=LD_PRELOAD", "dd", *place], input=data, check=True)
 
 
 def header_of(path: Path) -> bytes:

@@ -1,11 +1,10 @@
-"""Scripts that run in an interpreter of their own, from its start to its very end."""
+"""Scripts run in an interpreter of their own, from its start to its very end."""
 
-import subprocess
 import sys
 import textwrap
 from typing import Final
 
-from helpers.support import LONG
+from helpers.support import run_to_end
 
 _PREAMBLE: Final = """
     import atexit, os, sys, threading, time
@@ -27,11 +26,7 @@ FORKS: Final = "ignore:This process (pid:DeprecationWarning"
 def run(script: str, *args: str, warnings: str = "error") -> tuple[int, str, str]:
     """Run a script, which must end in time; return its exit status, output and error output."""
     code = textwrap.dedent(_PREAMBLE) + textwrap.dedent(script)
-    done = subprocess.run(
-        [sys.executable, "-P", "-W", warnings, "-W", FORKS, "-c", code, *args],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
+    done = run_to_end(
+        [sys.executable, "-P", "-W", warnings, "-W", FORKS, "-c", code, *args], status=None
     )
     return done.returncode, done.stdout.strip(), done.stderr.strip()

@@ -1,4 +1,4 @@
-"""Deeds, such as creating or cleaning, and checks of what an interrupted deed leaves.
+"""A deed, such as creating or cleaning, is interrupted; checks judge what it leaves.
 
 A deed is interrupted at a system call (stepping_calls.py): the process dies, or the call fails.
 """
@@ -17,22 +17,10 @@ from helpers.apart import Apart, Pipe, run_apart
 from helpers.departures import bystander
 from helpers.killing_images import Image
 from helpers.killing_scenes import NAME, Scene, Testimony, path, rows
-from helpers.support import SOON, slept, until
+from helpers.support import SOON, slept, until, update_once
 
 import shmacc
-from shmacc import (
-    AccumulatorGroup,
-    Parameters,
-    SharedArrays,
-    SparseConditionalAccumulator,
-    TableSpec,
-    TensorSpec,
-    errors,
-    init,
-    inspection,
-    optim,
-    testing,
-)
+from shmacc import errors, init, inspection, optim, testing
 from shmacc._base import names
 from shmacc.inspection import SegmentState
 
@@ -50,12 +38,16 @@ SCENE: Final = Scene(
 
 
 def create(name: str | None = NAME) -> Any:
-    return SparseConditionalAccumulator("float32", None, name, reduction_type="SUM", mode=MODE)
+    return shmacc.SparseConditionalAccumulator(
+        "float32", None, name, reduction_type="SUM", mode=MODE
+    )
 
 
-def create_arrays(*_: Any) -> SharedArrays:
+def create_arrays(*_: Any) -> shmacc.SharedArrays:
     """Make private shared arrays, and check their contents."""
-    params = SharedArrays({"zeros": TensorSpec((3,)), "given": range(2000)}, mode=MODE)
+    params = shmacc.SharedArrays(
+        {"zeros": shmacc.TensorSpec((3,)), "given": range(2000)}, mode=MODE
+    )
     try:
         assert [array.sum() for array in params.values()] == [0, 1999000]
     except BaseException:
@@ -64,22 +56,22 @@ def create_arrays(*_: Any) -> SharedArrays:
     return params
 
 
-def lay_out(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
+def lay_out(*_: Any) -> tuple[shmacc.Parameters, shmacc.AccumulatorGroup]:
     """Make private parameters whose first update needs memory, and a group with a gradient."""
-    params = Parameters(
-        {"rows": np.ones((900, 32)), "all": TensorSpec((9000,), "float64")},
+    params = shmacc.Parameters(
+        {"rows": np.ones((900, 32)), "all": shmacc.TensorSpec((9000,), "float64")},
         optimizer=optim.Adagrad(0.5),
         mode=MODE,
     )
     specs = params.member_specs(["rows"])
-    group = AccumulatorGroup(specs, reduction_type="SUM", mode=MODE)
+    group = shmacc.AccumulatorGroup(specs, reduction_type="SUM", mode=MODE)
     rows = np.arange(0, 900, 2)
     group.apply({"rows": (rows, np.ones((450, 32))), "all": np.ones(9000)}, 0)
     return params, group
 
 
-def update(begun: tuple[Parameters, AccumulatorGroup]) -> None:
-    """Update unless that was done; assert that all or nothing of it is in the parameters."""
+def update(begun: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
+    """Update unless it was done; assert that all or nothing of the update is in the parameters."""
     params, group = begun
     try:
         if group.num_accumulated():
@@ -96,19 +88,17 @@ def update(begun: tuple[Parameters, AccumulatorGroup]) -> None:
 _OLD, _NEW, _GONE = np.arange(10), np.arange(5, 905), np.array([0, 1, 7, 900])
 
 
-def lay_out_table(*_: Any) -> tuple[Parameters, AccumulatorGroup]:
+def lay_out_table(*_: Any) -> tuple[shmacc.Parameters, shmacc.AccumulatorGroup]:
     """Make private parameters whose table grows in the next update, and a group with a gradient."""
-    spec = TableSpec((32,), initial=init.Constant(3))
-    params = Parameters({"table": spec}, optimizer=optim.SGD(1), mode=MODE)
-    group = AccumulatorGroup(params.member_specs(), reduction_type="SUM", mode=MODE)
-    group.apply({"table": (_OLD, np.ones((len(_OLD), 32), np.float32))}, 0)
-    with group.round(1) as taken:
-        params.update(taken)
+    spec = shmacc.TableSpec((32,), initial=init.Constant(3))
+    params = shmacc.Parameters({"table": spec}, optimizer=optim.SGD(1), mode=MODE)
+    group = shmacc.AccumulatorGroup(params.member_specs(), reduction_type="SUM", mode=MODE)
+    update_once(params, group, {"table": (_OLD, np.ones((len(_OLD), 32), np.float32))})
     group.apply({"table": (_NEW, np.ones((len(_NEW), 32), np.float32))}, 1)
     return params, group
 
 
-def update_table(begun: tuple[Parameters, AccumulatorGroup]) -> None:
+def update_table(begun: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
     """Do as `update`, with an update that adds, changes and removes rows of a table."""
     params, group = begun
     try:
@@ -336,7 +326,7 @@ def judge() -> Testimony | None:
         found = SCENE.testify()
     except errors.NotFoundError:
         found = None
-    # A new segment can have the name at once.
+    # A new segment can use the name at once.
     start = slept()
     with create() as acc:
         assert slept() - start < SOON

@@ -1,4 +1,4 @@
-"""Segments' files, byte for byte: what a process leaves behind when it is killed at some instant.
+"""An image keeps a segment's file, byte for byte, as a process killed at some instant leaves it.
 
 A killed process leaves a segment with exactly the bytes that the file has at that instant, and with
 none of its record locks. So a copy of the file, taken between two instructions of the process, is

@@ -1,4 +1,4 @@
-"""Operations in which a process is killed, and how to tell afterwards whether they were done.
+"""A scene is an operation in which a process is killed, and tells whether it was done.
 
 A scene is an operation on an accumulator that may have been used before. The next process must find
 the segment as before the operation, or as after it, and must be able to go on: `testify` checks
@@ -17,16 +17,6 @@ from helpers.stepping_tracer import Mark
 from helpers.support import SOON, slept
 
 import shmacc
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    GroupPartial,
-    GroupTaken,
-    IndexedSlicesSpec,
-    SparseConditionalAccumulator,
-    TensorSpec,
-)
 from shmacc._base import names
 
 Record = Callable[[str, object], None]  # the type of pytest's record_property
@@ -50,7 +40,7 @@ def leave_new(_: Any) -> None:
 
 @dataclass(frozen=True)
 class Scene:
-    """An operation, what comes before it, and a gradient that shows that work can go on.
+    """An operation, its preparation, and a gradient that shows that work can go on.
 
     Attributes:
         name: The operation, in a few words.
@@ -88,7 +78,7 @@ class Scene:
         return self.testify()
 
     def testify(self) -> "Testimony":
-        """Attach, look, go on with the work, remove the name; return what was found."""
+        """Attach, read, go on with the work, remove the name; return what was read."""
         start = slept()
         acc: Any = shmacc.attach(NAME)
         with acc:
@@ -107,17 +97,9 @@ class Scene:
         assert stats.waiting == 0
         assert stats.attached == 1
         counters = (
-            stats.applied,
-            stats.dropped,
-            stats.discarded,
-            stats.taken,
-            stats.takes,
-            stats.num_accumulated,
-            stats.rows,
-            stats.global_step,
-            stats.sealed,
-            contributors,
-        )
+            stats.applied, stats.dropped, stats.discarded, stats.taken, stats.takes,
+            stats.num_accumulated, stats.rows, stats.global_step, stats.sealed, contributors,
+        )  # fmt: skip
         return Testimony(counters, state, round_at_stake, next_round)
 
     def act(self, mark: Mark) -> None:
@@ -130,12 +112,12 @@ class Scene:
         acc.close()
 
     def make(self) -> Any:
-        make = SparseConditionalAccumulator if self.width else ConditionalAccumulator
+        make = shmacc.SparseConditionalAccumulator if self.width else shmacc.ConditionalAccumulator
         return make(self.dtype, None, NAME, reduction_type="SUM")
 
     def add(self, acc: Any) -> bool:
         gradient = rows(*self.more, width=self.width) if self.width else (array(),)
-        return bool(acc.apply_grad(*gradient, local_step=NEVER_STALE))
+        return bool(acc.apply_grad(*gradient, local_step=shmacc.NEVER_STALE))
 
 
 @dataclass(frozen=True)
@@ -148,18 +130,18 @@ class GroupScene(Scene):
 
     lanes: int = 1
 
-    def specs(self) -> dict[str, TensorSpec]:
+    def specs(self) -> dict[str, shmacc.TensorSpec]:
         return {
-            "rows": IndexedSlicesSpec((None, self.width), self.dtype),
-            "wide": IndexedSlicesSpec((None, 40), self.dtype),
-            "array": TensorSpec(None, self.dtype),
+            "rows": shmacc.IndexedSlicesSpec((None, self.width), self.dtype),
+            "wide": shmacc.IndexedSlicesSpec((None, 40), self.dtype),
+            "array": shmacc.TensorSpec(None, self.dtype),
         }
 
     def make(self) -> Any:
-        return AccumulatorGroup(self.specs(), NAME, reduction_type="SUM", lanes=self.lanes)
+        return shmacc.AccumulatorGroup(self.specs(), NAME, reduction_type="SUM", lanes=self.lanes)
 
     def add(self, acc: Any) -> bool:
-        return bool(acc.apply(self.gradient(*self.more), NEVER_STALE))
+        return bool(acc.apply(self.gradient(*self.more), shmacc.NEVER_STALE))
 
     def gradient(self, *indices: int, seed: int = 0) -> dict[str, Any]:
         return {
@@ -196,7 +178,7 @@ def _prepare(scene: Scene, operations: tuple[Callable[[Any], object], ...]) -> I
 
 
 def _content(taken: Any) -> tuple[Any, ...]:
-    if isinstance(taken, GroupTaken | GroupPartial):
+    if isinstance(taken, shmacc.GroupTaken | shmacc.GroupPartial):
         members = tuple((name, _content(member)) for name, member in taken.items())
         return taken.count, taken.step, taken.weight, members
     fields = ("value",) if hasattr(taken, "value") else ("indices", "values", "row_counts")

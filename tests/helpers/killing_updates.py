@@ -1,4 +1,4 @@
-"""A chief that dies in an update of parameters, and what readers and the next chief find then.
+"""A chief dies in an update of parameters, and readers and the next chief judge what they find.
 
 Two segments take part: the parameters, and the group whose round updates them.
 """
@@ -12,9 +12,11 @@ from helpers import numpy_initial
 from helpers.apart import run_apart
 from helpers.killing_images import Image
 from helpers.killing_scenes import path
+from helpers.numpy_optimizers import by_name, constrained
 from helpers.segment_file import SegmentFile
 from helpers.stepping_tracer import Mark, mark_call
 from helpers.stepping_walk import Images, instants, walk
+from helpers.support import update_once
 
 from shmacc import AccumulatorGroup, Parameters, TableSpec, _core, init, optim
 
@@ -57,11 +59,10 @@ class UpdateScene:
     def make(self) -> tuple[Parameters, AccumulatorGroup]:
         """Return parameters after a first round, and a group with a gradient for the second."""
         table = np.arange(15, dtype=np.float32).reshape(5, WIDTH)
-        params = Parameters({"table": table, "one": np.ones(7)}, PARAMS, optimizer=self.optimizer)
+        arrays = {"table": table, "one": np.ones(7)}
+        params = Parameters(arrays, PARAMS, optimizer=by_name(self.optimizer, arrays))
         group = AccumulatorGroup(params.member_specs(["table"]), GROUP, lanes=self.lanes)
-        assert group.apply(self.gradient(1), 0)
-        with group.round(1) as taken:
-            params.update(taken)
+        update_once(params, group, self.gradient(1))
         assert group.apply(self.gradient(2), 1)
         return params, group
 
@@ -111,9 +112,7 @@ class TableScene(UpdateScene):
         """Return parameters after a first round, and a group with a gradient for the second."""
         params = Parameters({"t": _TABLE}, PARAMS, optimizer=self.optimizer)
         group = AccumulatorGroup(params.member_specs(), GROUP, lanes=self.lanes)
-        assert group.apply({"t": _rows(self.there, 1)}, 0)
-        with group.round(1) as taken:
-            params.update(taken, remove={"t": self.gone})
+        update_once(params, group, {"t": _rows(self.there, 1)}, remove={"t": self.gone})
         assert group.apply(self.gradient(2), 1)
         return params, group
 
@@ -135,6 +134,7 @@ class TableScene(UpdateScene):
             assert certain <= set(table.ids().tolist()) <= set(ids.tolist())
             found, rows = table.contains(ids), table[ids]
         first = numpy_initial.rows(_TABLE.initial, ids, _TABLE.row_shape)
+        first = constrained(self.optimizer.constraint, first)
         expected = []
         for number, row, is_there, initial in zip(ids.tolist(), rows, found, first, strict=True):
             allowed = [of.get(number, initial) for of in (before, after)]
@@ -223,9 +223,7 @@ def testify(scene: UpdateScene, known: Known) -> bool:
                 assert scene.update(params, taken) is not was_in
             assert state(params) == (after_more if accepted else after)
             assert (params.step, group.global_step, group.num_accumulated()) == (2, 2, 0)
-            assert group.apply(scene.gradient(4), 2)
-            with group.round(1) as taken:
-                assert params.update(taken)
+            assert update_once(params, group, scene.gradient(4))
             params.unlink()
         group.unlink()
     return was_in

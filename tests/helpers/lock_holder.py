@@ -1,10 +1,10 @@
-"""Processes that block others: one holds the lock, one is stopped at the head of the queue."""
+"""A process blocks others: it holds the lock, or is stopped at the head of the queue."""
 
 import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ from helpers.apart import Apart, Pipe
 from helpers.support import until
 
 import shmacc
-from shmacc import inspection
 from shmacc._base import names
+from shmacc._base.layout import ACTIVITY_NAMES
+from shmacc._segment import removal
 
 
 def hold_byte(path: str, byte: int, *, pipe: Pipe) -> None:
     fd = os.open(path, os.O_RDWR)
     fcntl.lockf(fd, fcntl.LOCK_EX, 1, byte)
-    pipe.say("held")
-    pipe.hear()
+    pipe.turn("held")
 
 
 @contextmanager
@@ -30,8 +30,7 @@ def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
 
     The process is in no operation. Other tests stop a process within an operation.
     """
-    with Apart(hold_byte, names.segment_name(name).path, byte) as holder:
-        holder.hear()
+    with Apart(hold_byte, names.segment_name(name).path, byte).ready() as holder:
         holder.signal(signal.SIGSTOP)
         yield holder
 
@@ -45,8 +44,7 @@ def _take(name: str, num_required: int, *, pipe: Pipe) -> Any:
 @contextmanager
 def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
     """Start a process whose take waits in the queue, and stop it there."""
-    with Apart(_take, name, num_required) as head:
-        head.hear()
+    with Apart(_take, name, num_required).ready() as head:
         until(lambda: sleeps_in(name, head.pid, "waits in the queue"))
         head.signal(signal.SIGSTOP)
         yield head
@@ -66,8 +64,15 @@ def sleeps(pid: int) -> bool:
 
 
 def activity(name: str, pid: int) -> str:
-    """Return what an attached process is doing, as inspection reports it."""
-    for process in inspection.describe(name).processes:
-        if process.pid == pid and process.alive:
-            return process.activity
-    return "not attached"
+    """Return what an attached process is doing."""
+    return next((what for own, what in activities(name) if own == pid), "not attached")
+
+
+def activities(name: str) -> list[tuple[int, str]]:
+    """Return the pid of each attached process, and what it is doing."""
+    with closing(removal.view(names.segment_name(name))) as view:
+        return [
+            (process["pid"], ACTIVITY_NAMES[process["activity"]])
+            for process in view.participants()
+            if process["alive"]
+        ]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from helpers.multihost_actors import TIMING
-
 from shmacc._multihost.forwarder import Do, ForwarderCore
 from shmacc._multihost.messages import Opened
 from shmacc._multihost.owner import OwnerCore
-from shmacc_simulate.ledger import Gradient, Segment
+from shmacc_hosts.memory import Gradient, Segment
+from shmacc_hosts.world import TIMING
 
 
 class Table:
@@ -51,6 +50,12 @@ class Table:
                 case _:
                     segment.follow(core, action)
         return done
+
+    def follow(self) -> None:
+        """Let all hosts report, and then follow their orders; none reports what it has done."""
+        self.hear()
+        for host in self.hosts:
+            self.act(host)
 
     def settle(self, *hosts: str) -> None:
         """Let hosts report and act until nothing changes."""

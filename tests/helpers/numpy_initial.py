@@ -1,4 +1,4 @@
-"""The first contents of tables' rows in NumPy, after the docstrings of shmacc.init."""
+"""NumPy computes the first contents of tables' rows, after the docstrings of shmacc.init."""
 
 import re
 import statistics
@@ -44,11 +44,8 @@ def words(seed: int, ids: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.u
     for _ in range(10):
         a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
         c0, c1, c2, c3 = (
-            (b >> half) ^ c1 ^ np.uint64(k0),
-            b & mask,
-            (a >> half) ^ c3 ^ np.uint64(k1),
-            a & mask,
-        )
+            (b >> half) ^ c1 ^ np.uint64(k0), b & mask, (a >> half) ^ c3 ^ np.uint64(k1), a & mask,
+        )  # fmt: skip
         k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
     return np.stack([c0, c1, c2, c3], axis=-1).reshape(len(ids), blocks * 4)[:, :width]
 

@@ -1,12 +1,14 @@
 """The optimizers' updates in NumPy, after their docstrings; the library must give the same bits."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shmacc import optim
+from shmacc import TableSpec, optim
 
 Array = npt.NDArray[Any]
 
@@ -15,13 +17,13 @@ class Reference:
     """An array and its slots, updated by NumPy.
 
     Args:
-        optimizer: Its optimizer.
+        optimizer: The array's optimizer.
         contents: The array's first contents.
     """
 
     def __init__(self, optimizer: optim.Optimizer, contents: Array) -> None:
         self.optimizer = optimizer
-        self.array = contents.copy()
+        self.array = constrained(optimizer.constraint, contents)
         self.updates = 0
         self.slots = {
             slot.name: np.full(
@@ -55,9 +57,42 @@ class Reference:
             slots["correction"] = math.sqrt(1 - self.optimizer.beta_2**self.updates)  # type: ignore[attr-defined]
         array = formula(self.optimizer, learning_rate, self.updates, array, slots, gradient)
         slots.pop("correction", None)
-        self.array[where] = array
+        self.array[where] = constrained(self.optimizer.constraint, array)
         for name, slot in slots.items():
             self.slots[name][where] = slot
+
+
+def by_name(optimizer: optim.Optimizer, contents: Mapping[str, Any]) -> dict[str, optim.Optimizer]:
+    """Return the optimizer for each member; without a constraint of norms if its rows have none."""
+    plain = dataclasses.replace(optimizer, constraint=None)
+    of_norms = isinstance(optimizer.constraint, optim.UnitNorm | optim.MaxNorm)
+    found = {}
+    for name, each in contents.items():
+        has_rows = each.row_shape if isinstance(each, TableSpec) else each.shape[1:]
+        found[name] = optimizer if has_rows or not of_norms else plain
+    return found
+
+
+def constrained(by: optim.Constraint | None, p: Array) -> Array:
+    """Return rows, everything behind the first dimension, as a constraint has them."""
+    limits = np.array(dataclasses.astuple(by) if by else (), p.dtype)
+    if isinstance(by, optim.NonNeg):
+        return np.where(p < 0, p.dtype.type(0), p)
+    if isinstance(by, optim.Clip):
+        low, high = limits
+        return np.where(p < low, low, np.where(p > high, high, p))
+    if by is None or p.size == 0:
+        return p.copy()
+    norm = np.zeros((len(p), *[1] * (p.ndim - 1)))
+    with np.errstate(all="ignore"):
+        for column in p.reshape(len(p), -1).astype(np.float64).T:
+            norm += (column * column).reshape(norm.shape)
+        norm = np.sqrt(norm)
+        if isinstance(by, optim.MaxNorm):
+            scaled = p * (by.max_value / norm).astype(p.dtype)
+            return np.where((norm > by.max_value) & (norm < math.inf), scaled, p)
+        norm = norm.astype(p.dtype)
+        return np.where((norm > 0) & (norm < math.inf), p / norm, p)
 
 
 def _sgd(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -> Any:
@@ -132,36 +167,30 @@ def _ftrl(of: Any, rate: float, _: int, p: Any, slots: dict[str, Any], g: Any) -
 
 
 _FORMULAS: dict[type[optim.Optimizer], Any] = {
-    optim.SGD: _sgd,
-    optim.Adagrad: _adagrad,
-    optim.RMSprop: _rmsprop,
-    optim.Adam: _adam,
-    optim.AdamW: _adam,
-    optim.Ftrl: _ftrl,
-}
+    optim.SGD: _sgd, optim.Adagrad: _adagrad, optim.RMSprop: _rmsprop, optim.Adam: _adam,
+    optim.AdamW: _adam, optim.Ftrl: _ftrl,
+}  # fmt: skip
 
 ALL = (
-    optim.SGD(0.1),
-    optim.SGD(0.1, 0.9),
-    optim.SGD(0.1, 0.9, nesterov=True),
+    optim.SGD(0.1), optim.SGD(0.1, 0.9), optim.SGD(0.1, 0.9, nesterov=True),
     optim.SGD(0.1, weight_decay=0.01),
-    optim.SGD(0.1, 0.9, nesterov=True, weight_decay=0.01),
-    optim.Adagrad(0.05),
-    optim.Adagrad(0.05, 0.0, 1e-7),
-    optim.Adagrad(0.05, rowwise=True),
-    optim.Adagrad(0.05, weight_decay=0.01),
-    optim.RMSprop(0.01),
-    optim.RMSprop(0.01, 0.8, 0.5, 1e-7),
-    optim.RMSprop(0.01, as_torch=True),
-    optim.RMSprop(0.01, 0.8, 0.5, 1e-3, 0.01, as_torch=True),
-    optim.Adam(0.01),
-    optim.Adam(0.1, 0.8, 0.99, 1e-3),
-    optim.Adam(0.1, 0.8, 0.99, 1e-3, 0.01),
-    optim.Adam(0.1, 0.8, 0.99, 1e-3, as_torch=True),
-    optim.AdamW(0.1),
-    optim.AdamW(0.1, 0.8, 0.99, 1e-3, 0.1, as_torch=True),
-    optim.Ftrl(0.1),
-    optim.Ftrl(0.1, l1=0.01, l2=0.1),
-    optim.Ftrl(0.1, -0.7, 0.2, 0.01),
+    optim.SGD(0.1, 0.9, nesterov=True, weight_decay=0.01), optim.Adagrad(0.05),
+    optim.Adagrad(0.05, 0.0, 1e-7), optim.Adagrad(0.05, rowwise=True),
+    optim.Adagrad(0.05, rowwise=True, weight_decay=0.01), optim.Adagrad(0.05, weight_decay=0.01),
+    optim.RMSprop(0.01), optim.RMSprop(0.01, 0.8, 0.5, 1e-7), optim.RMSprop(0.01, as_torch=True),
+    optim.RMSprop(0.01, 0.8, 0.5, 1e-3, 0.01, as_torch=True), optim.Adam(0.01),
+    optim.Adam(0.1, 0.8, 0.99, 1e-3), optim.Adam(0.1, 0.8, 0.99, 1e-3, 0.01),
+    optim.Adam(0.1, 0.8, 0.99, 1e-3, as_torch=True), optim.AdamW(0.1),
+    optim.AdamW(0.1, 0.8, 0.99, 1e-3, 0.1, as_torch=True), optim.Ftrl(0.1),
+    optim.Ftrl(0.1, l1=0.01, l2=0.1), optim.Ftrl(0.1, -0.7, 0.2, 0.01),
+    optim.SGD(0.1, constraint=optim.Clip(-0.5, 0.75)), optim.AdamW(0.1, constraint=optim.NonNeg()),
+)  # fmt: skip
+"""Every optimizer, with options for each of its formulas; for arrays of any shape."""
+
+OF_ROWS = (
+    optim.SGD(0.1, constraint=optim.UnitNorm()),
+    optim.Adagrad(0.05, rowwise=True, weight_decay=0.01, constraint=optim.MaxNorm(1.5)),
+    optim.Adam(0.1, constraint=optim.MaxNorm(0.5)),
+    optim.AdamW(0.1, constraint=optim.UnitNorm()),
 )
-"""Every optimizer, with options for each of its formulas."""
+"""Optimizers with constraints of norms, for arrays of two dimensions and more."""

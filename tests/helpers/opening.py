@@ -1,13 +1,14 @@
-"""Names, files and rival segments, for the tests of opening and of names."""
+"""Tests of opening and of names share these names, files and calls."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from helpers.support import SHM_DIRECTORY
+from helpers.support import SHM_DIRECTORY, path_of
 
-from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
+from shmacc import ConditionalAccumulator, SparseConditionalAccumulator
 
 KINDS: Final = (ConditionalAccumulator, SparseConditionalAccumulator)
 NAME: Final = "opened"
@@ -25,6 +26,17 @@ def apply(acc: Any) -> bool:
     return accepted
 
 
+# Calls of an accumulator that need its segment; those that apply depend on the gradient's shape.
+USES: Final[tuple[Callable[[Any], object], ...]] = (
+    lambda acc: acc.take(1, timeout=0), lambda acc: acc.take_grad(1, timeout=0),
+    lambda acc: acc.take_partial(0, timeout=0), lambda acc: acc.set_global_step(7),
+    lambda acc: acc.advance_step(7), lambda acc: acc.wait_step(-1, timeout=0),
+    lambda acc: acc.global_step, lambda acc: acc.num_accumulated(), lambda acc: acc.unseal(),
+    lambda acc: acc.cancel(), lambda acc: acc.state(), lambda acc: acc.snapshot(),
+    lambda acc: acc.contributors(),
+)  # fmt: skip
+
+
 def in_shared_memory(namespace: str) -> list[Path]:
     """List the files in /dev/shm of this namespace."""
     return [p for p in Path(SHM_DIRECTORY).iterdir() if namespace in p.name]
@@ -35,4 +47,4 @@ def exists() -> bool:
 
 
 def path() -> Path:
-    return Path(inspection.resolve(NAME).path)
+    return path_of(NAME)

@@ -41,12 +41,15 @@ def gradients(seed: int, dtype: str, *, sparse: bool) -> list[tuple[Array, Array
 
 
 def beginning(dtype: str) -> Array:
-    """Return contents not near zero: near it, TensorFlow's float32 powers in Adam would show."""
+    """Return contents far from zero, where errors of TensorFlow's float32 powers would show."""
     rng = np.random.default_rng(0)
     numbers = rng.uniform(0.5, 2, (_ROWS, _WIDTH)) * rng.choice([-1, 1], (_ROWS, _WIDTH))
     return np.asarray(numbers, dtype)
 
 
 def assert_close(ours: Array, theirs: Array, history: Array, tolerance: float = 1e-6) -> None:
-    """Compare; `tolerance` is relative to `history`, the sum of absolute contents and changes."""
+    """Assert that no element differs by more than `tolerance * history`.
+
+    `history` is the sum of the absolute values of the first contents and of all changes.
+    """
     assert np.all(np.abs(ours - theirs) <= tolerance * history)

@@ -1,4 +1,7 @@
-"""A private /dev/shm of any size. As a script: succeeds if this machine allows one."""
+"""A process gets a private /dev/shm of any size.
+
+As a script, this exits with status 0 if the system allows it.
+"""
 
 import ctypes
 import os
@@ -55,7 +58,7 @@ def _write(path: str, text: str) -> None:
 
 def available() -> bool:
     """Whether `enter_own_shm` works here."""
-    # In a fresh process: this one may have threads, and then it cannot enter a user namespace.
+    # Try in a new process: this one may have threads, and cannot enter a user namespace then.
     probe = subprocess.run([sys.executable, __file__], capture_output=True, check=False)
     return probe.returncode == 0
 

@@ -1,4 +1,4 @@
-"""The programs in the README and the documentation, as a reader would copy and run them."""
+"""Tests copy and run the programs in README and the documentation as a reader would."""
 
 import os
 import re
@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
+
+from helpers.support import run_to_end
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [
@@ -17,6 +19,8 @@ PAGES: Final = [
 # The programs of each of these belong together, and run in tests of their own.
 README: Final = ROOT / "README.md"
 TUTORIAL: Final = ROOT / "docs" / "tutorial.md"
+FIRST: Final = ROOT / "docs" / "examples" / "first"
+"""The folder of README's programs."""
 # Packages that `make test` does not install; programs that import them are run by `make test-home`.
 _OTHERS: Final = re.compile(
     r"^\s*(?:import|from) (?:anyio|jax|joblib|optax|pandas|polars|scipy|sklearn|torch|uvloop)\b",
@@ -29,7 +33,10 @@ def page_id(page: Path) -> str:
 
 
 def programs(*, with_others: bool) -> dict[str, str]:
-    """Return the pages' Python blocks that import `_OTHERS` or not, by page and number."""
+    """Return the pages' Python blocks that import `_OTHERS` or not, by page and number.
+
+    `make test-ray` runs those that need a cluster.
+    """
     return {
         f"{page_id(page)}-{number}": program
         for page in PAGES
@@ -38,17 +45,18 @@ def programs(*, with_others: bool) -> dict[str, str]:
             re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
         )
         if (_OTHERS.search(program) is not None) == with_others
-        and not re.search("sys.argv|shmacc-run", program)
+        and not re.search(r"sys.argv|shmacc-run|import shmacc\.ray", program)
     }
 
 
 def examples(*, with_others: bool) -> list[Path]:
     """Return the programs in docs/examples that import `_OTHERS`, or the rest.
 
-    Programs over Ray are left out: they need a cluster, and `make test-ray` runs them.
+    README's have tests of their own. Programs over Ray need a cluster, and `make test-ray` runs
+    them.
     """
     found = sorted((ROOT / "docs" / "examples").rglob("*.py"))
-    found = [path for path in found if path.parent.name != "ray"]
+    found = [path for path in found if path.parent.name not in {"first", "ray"}]
     return [path for path in found if (_OTHERS.search(path.read_text()) is not None) == with_others]
 
 
@@ -61,12 +69,6 @@ def tutorial() -> list[tuple[str, str]]:
     return blocks_of(TUTORIAL)
 
 
-def program_of_readme(name: str) -> str:
-    """Return the README's program whose first line names it."""
-    programs = (block for kind, block in blocks_of(README) if kind == "python")
-    return next(program for program in programs if name_of(program) == name)
-
-
 def name_of(program: str) -> str:
     """Return the file name under which a program is to be saved."""
     named = re.match(r"# (\w+\.py)\n", program)
@@ -77,38 +79,34 @@ def name_of(program: str) -> str:
 def run(
     command: Sequence[str | Path], folder: Path, *, status: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert ran.returncode == status, ran.stdout + ran.stderr
-    return ran
+    return run_to_end(command, status=status, timeout=None, cwd=folder)
+
+
+def run_page(page: Path, folder: Path, environment: Path) -> None:
+    """Save a page's programs in a folder, and run its commands there."""
+    blocks = blocks_of(page)
+    assert {kind for kind, _ in blocks} == {"python", "console"}
+    for kind, block in blocks:
+        if kind == "python":
+            (folder / name_of(block)).write_text(block)
+        else:
+            run_commands(block, folder, environment)
 
 
 def as_printed(printed: str) -> str:
     return printed
 
 
-def run_page(
-    page: Path, folder: Path, environment: Path, compared: Callable[[str], object] = as_printed
+def run_commands(
+    block: str, folder: Path, environment: Path, compared: Callable[[str], object] = as_printed
 ) -> None:
-    """Run a page's commands in a folder and a virtual environment.
+    """Run the commands of a block in a folder and a virtual environment.
 
-    Check that they print what the page shows, as far as `compared` returns it.
+    Check that they print what the block shows, as far as `compared` returns it.
     """
-    blocks = blocks_of(page)
-    assert {kind for kind, _ in blocks} == {"python", "console"}
     path = f"{environment / 'bin'}:{os.environ['PATH']}"
-    for kind, block in blocks:
-        if kind == "python":
-            (folder / name_of(block)).write_text(block)
-            continue
-        for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
-            ran = subprocess.run(
-                shlex.split(command),
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-                cwd=folder,
-                env=os.environ | {"PATH": path},
-            )
-            assert ran.returncode == 0, f"{command}: {ran.stderr}"
-            assert compared(ran.stdout) == compared(shown), command
+    for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):
+        ran = run_to_end(
+            shlex.split(command), timeout=100, cwd=folder, env=os.environ | {"PATH": path}
+        )
+        assert compared(ran.stdout) == compared(shown), command

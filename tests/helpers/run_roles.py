@@ -1,10 +1,8 @@
-"""Chiefs and workers for the tests of `shmacc.run`, and ways to kill them."""
+"""Tests of `shmacc.run` have these chiefs and workers, and kill them."""
 
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -16,20 +14,6 @@ import numpy as np
 import shmacc
 
 WORKERS: Final = 3
-
-
-class TwoArgumentsError(Exception):
-    """An exception that pickles, but does not unpickle."""
-
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(one + two)
-
-
-class ReducedError(Exception):
-    """An exception whose pickle is something else."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (str, ("no exception",))
 
 
 def nothing(*_: Any) -> None:
@@ -61,31 +45,13 @@ def large(*_: Any) -> bytes:
     return bytes(10_000_000)
 
 
-def unpicklable(*_: Any) -> Any:
-    return lambda: None
-
-
 def fail(what: str) -> NoReturn:
     """Fail in one of several ways."""
     if what == "status":
         os._exit(3)
-    if what == "exit":
-        sys.exit(4)
-    if what == "two arguments":
-        raise TwoArgumentsError("a", "b")
-    if what == "local class":
-        raise type("Local", (Exception,), {})("of a function")
-    if what == "no exception":
-        raise ReducedError("to a string")
-    if what == "signal 40":  # a real-time signal: Python has no name for it
-        os.kill(os.getpid(), 40)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     raise ValueError(what)
-
-
-def fail_in_chief(what: str) -> NoReturn:
-    fail(what)
 
 
 def fail_in_worker(rank: int, what: str) -> None:
@@ -106,13 +72,6 @@ def fail_until_third_time(path: str, what: str) -> int:
     if times < 3:
         fail(what)
     return times
-
-
-def have_child_and_sleep(_: int, folder: str) -> None:
-    """Start a program that would outlive this process."""
-    child = subprocess.Popen(["sleep", "600"])
-    Path(folder, "child").write_text(f"{os.getpid()} {child.pid}")
-    time.sleep(600)
 
 
 def is_gone(pid: int) -> bool:

@@ -1,8 +1,8 @@
-"""The layout of a segment's file, written down a second time, after native/base.
+"""The tests describe the records of a segment's file a second time, after native/base.
 
-It is not read from the extension on purpose: a test that damages a segment and corrects its
-checksums must not rely on the code under test. `test_damaged_layout.py` compares this layout with
-live segments.
+A test that damages a segment and corrects its checksums must not rely on the code under test, so
+nothing that is read or written by hand comes from the extension: only the numbers of regions and
+other bounds do. `test_damaged_layout.py` compares these records with live segments.
 """
 
 import ctypes
@@ -11,19 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-VERSION: Final = 2
-MAX_RANK: Final = 64
-MAX_LANES: Final = 32
-REGION_SPAN: Final = 1 << 40
-FIXED_REGIONS: Final = (
-    *("header", "directory", "participants", "waiters"),
-    *("states", "departed", "reasons"),
-)
-LANE_REGIONS: Final = ("undo log", "undo rows", "shapes")
-MEMBER_REGIONS: Final = ("index 0", "index 1", "slots", "rows 0", "rows 1")
-REGIONS: Final = FIXED_REGIONS + LANE_REGIONS + MEMBER_REGIONS
+from shmacc._base import layout
+
+VERSION: Final = layout.LAYOUT_VERSION
+MAX_RANK: Final = layout.MAX_RANK
+MAX_LANES: Final = layout.MAX_LANES
+REGION_SPAN: Final = layout.REGION_SPAN
+REGIONS: Final = tuple(sorted(layout.REGIONS, key=layout.REGIONS.__getitem__))
+FIXED_REGIONS, LANE_REGIONS, MEMBER_REGIONS = REGIONS[:7], REGIONS[7:10], REGIONS[10:]
+MAX_ROWS: Final = layout.MAX_ROWS
 NAME_BYTE: Final = 1 << 60
-MAX_ROWS: Final = 0xFFFFFFF0
 
 _CHAR, _U8, _U16, _U32 = ctypes.c_char, ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
 _U64, _I64 = ctypes.c_uint64, ctypes.c_int64
@@ -73,7 +70,7 @@ class LaneState(ctypes.Structure):
     _fields_ = _fields(
         (_U64, "generation round"),
         (_I64, "count weight"),
-        (_U64, "applied dropped applied_bytes recoveries leftovers small_rounds"),
+        (_U64, "applied dropped repeated applied_bytes recoveries leftovers small_rounds"),
         (_U64 * len(LANE_REGIONS), "needed reserved"),
         (_U64, "checksum"),
     )
@@ -124,8 +121,8 @@ class Event(ctypes.Structure):
     _fields_ = _fields(
         (_U64, "serial token"),
         (_I64, "at_ns step contributor"),
-        (_U32, "kind pid pid_namespace"),
-        (_U32 * 3, "_to_a_cache_line"),
+        (_U32, "kind pid pid_namespace roles"),
+        (_U32 * 2, "_to_a_cache_line"),
     )
 
 
@@ -140,11 +137,14 @@ class DirectoryEntry(ctypes.Structure):
 
 class Participant(ctypes.Structure):
     _fields_ = _fields(
-        (_U64, "token pid_namespace start_ticks"),
+        (_U64, "token"),
+        (_U32, "pid_namespace roles"),
+        (_U64, "start_ticks"),
         (_I64, "attached_ns seen_ns applied_ns applied_step contributor"),
         (_U32, "pid activity"),
         (_U64, "applied dropped taken told given_up"),
-        (_U32, "failures took ending took_at"),
+        (_I64, "took_ns"),
+        (_U32, "failures ending"),
     )
 
 
@@ -159,11 +159,11 @@ class Waiter(ctypes.Structure):
 
 class Departed(ctypes.Structure):
     _fields_ = _fields(
-        (_U64, "token pid_namespace"),
+        (_U64, "token"),
         (_I64, "at_ns applied_step"),
         (_U64, "applied"),
-        (_U32, "pid took took_at _to_eight_bytes"),
-        (_I64, "attached_ns"),
+        (_I64, "attached_ns took_ns"),
+        (_U32, "pid pid_namespace roles _to_eight_bytes"),
     )
 
 
@@ -241,12 +241,12 @@ class Table:
 
     @property
     def states(self) -> int:
-        """Where the lane's part of the states begins."""
+        """Where the lane's part of the region "states" begins."""
         return region("states") + self.lane * self.bytes_of_lane
 
     @property
     def bytes_of_lane(self) -> int:
-        """How many bytes of the states a lane has."""
+        """How many bytes of the region "states" belong to one lane."""
         return _MEMBERS + (self.members + 1) * _MEMBER_BYTES
 
     @property
@@ -270,18 +270,13 @@ class Table:
 
 # Each kind of record: its structure, how many of them tests use, and the offset of the first.
 RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], int]]]] = {
-    "config": (Config, 1, lambda _: 0),
-    "unlinked": (Word, 1, lambda _: UNLINKED),
-    "keeper": (Word, 1, lambda _: UNLINKED + 8),
-    "generation": (Word, 1, lambda _: GENERATION),
-    "finished": (Word, 1, lambda _: FINISHED),
-    "kept_free": (Word, 1, lambda _: KEPT_FREE),
-    "round": (RoundState, 2, lambda _: ROUNDS),
-    "queue": (QueueHead, 1, lambda _: QUEUE),
+    "config": (Config, 1, lambda _: 0), "unlinked": (Word, 1, lambda _: UNLINKED),
+    "keeper": (Word, 1, lambda _: UNLINKED + 8), "generation": (Word, 1, lambda _: GENERATION),
+    "finished": (Word, 1, lambda _: FINISHED), "kept_free": (Word, 1, lambda _: KEPT_FREE),
+    "round": (RoundState, 2, lambda _: ROUNDS), "queue": (QueueHead, 1, lambda _: QUEUE),
     "participants_top": (ShortWord, 1, lambda _: PARTICIPANTS_TOP),
     "departed_top": (ShortWord, 1, lambda _: PARTICIPANTS_TOP + 4),
-    "next_event": (Word, 1, lambda _: NEXT_EVENT),
-    "event": (Event, 32, lambda _: EVENTS),
+    "next_event": (Word, 1, lambda _: NEXT_EVENT), "event": (Event, 32, lambda _: EVENTS),
     "pace": (Pace, 1, lambda _: PACE),
     "directory": (DirectoryEntry, 1, lambda table: table.region("directory")),
     "participant": (Participant, 4, lambda table: table.region("participants")),
@@ -293,21 +288,15 @@ RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], in
     "journal": (Journal, 1, lambda table: table.states + _JOURNAL),
     "fairness": (Fairness, 1, lambda table: table.states + _FAIRNESS),
     "unchecked": (Unchecked, 1, lambda table: table.states + _FAIRNESS + ctypes.sizeof(Fairness)),
-    "member": (
-        MemberState,
-        2,
-        lambda table: table.states + _MEMBERS + table.member * _MEMBER_BYTES,
-    ),
+    "member": (MemberState, 2,
+        lambda table: table.states + _MEMBERS + table.member * _MEMBER_BYTES),
     "undo": (UndoRecord, 1, lambda table: table.region("undo log")),
-    "shape": (
-        Shape,
-        2,
-        lambda table: table.region("shapes") + table.member * 2 * ctypes.sizeof(Shape),
-    ),
+    "shape": (Shape, 2,
+        lambda table: table.region("shapes") + table.member * 2 * ctypes.sizeof(Shape)),
     "bucket0": (Bucket, 8, lambda table: table.region("index 0")),
     "bucket1": (Bucket, 8, lambda table: table.region("index 1")),
     "slot": (Slot, 16, lambda table: table.region("slots")),
-}
+}  # fmt: skip
 
 # The layout of an accumulator of one tensor, with one lane.
 SINGLE: Final = Table()

@@ -45,7 +45,7 @@ _FAILS: Final = 0.01  # a worker fails after an apply
 
 
 class Campaign:
-    """A plan that is carried out for some seconds."""
+    """Carries out a plan for some seconds."""
 
     def __init__(self, plan: Plan) -> None:
         """Make the accumulator; it is removed by `run`."""
@@ -94,7 +94,7 @@ class RandomKills:
 
     Args:
         books: Where deaths are noted.
-        jobs: What the processes do, by slot.
+        jobs: The functions of the processes, by slot.
     """
 
     def __init__(self, books: Books, jobs: list[Callable[[], None]]) -> None:
@@ -280,7 +280,7 @@ def take(books: Books, plan: Plan, name: str, slot: int) -> None:
 
 
 def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
-    """Take directly or by a round; note afterwards what was taken."""
+    """Take directly or by a round; note the taken gradients afterwards."""
     required = random.choice(_REQUIRED)
     books.at_risk[slot] = 1
     try:

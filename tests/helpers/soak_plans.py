@@ -12,13 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from helpers.books import MOST, Books, Count, Numbers
 
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlicesSpec,
-    SparseConditionalAccumulator,
-    TensorSpec,
-)
+import shmacc
 
 Array = npt.NDArray[Any]
 Truths = npt.NDArray[np.bool_]
@@ -101,7 +95,7 @@ class SparseMember:
 
     def __init__(self, dtype: str, width: int, reduction: str, rows: int, touched: int) -> None:
         """Make the bodies. Each touches `touched` of the shared `rows`."""
-        self.spec = IndexedSlicesSpec((None, width), dtype, reduction_type=reduction)
+        self.spec = shmacc.IndexedSlicesSpec((None, width), dtype, reduction_type=reduction)
         self._reduction, self._rows = reduction, rows
         rng = np.random.default_rng(width)
         self._bodies: list[tuple[Array, Array]] = []
@@ -153,7 +147,7 @@ class DenseMember:
 
     def __init__(self, dtype: str, shared: int, reduction: str, places: int) -> None:
         """Make the bodies: `shared` elements, then `places` for marks."""
-        self.spec = TensorSpec((shared + places,), dtype, reduction_type=reduction)
+        self.spec = shmacc.TensorSpec((shared + places,), dtype, reduction_type=reduction)
         self._reduction, self._shared = reduction, shared
         rng = np.random.default_rng(shared)
         self._sums = rng.integers(-4, 5, size=(_BODIES, shared))
@@ -198,7 +192,7 @@ MOST_WAITING: Final = 512
 
 @dataclass(frozen=True)
 class Contents:
-    """What a take handed out."""
+    """The result of a take."""
 
     numbers: Numbers  # the gradients in it, ascending
     torn: int  # gradients missing from some members, and members that are not their sum
@@ -227,10 +221,12 @@ class Plan:
         """Make the accumulator."""
         specs = {name: member.spec for name, member in self.members.items()}
         if not self._is_single:
-            return AccumulatorGroup(specs, shared_name, lanes=self.lanes, capacity=self.capacity)
+            return shmacc.AccumulatorGroup(
+                specs, shared_name, lanes=self.lanes, capacity=self.capacity
+            )
         spec = specs[""]
         sparse = isinstance(self.members[""], SparseMember)
-        make: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
+        make: Any = shmacc.SparseConditionalAccumulator if sparse else shmacc.ConditionalAccumulator
         return make(
             spec.dtype,
             spec.shape,
@@ -274,7 +270,7 @@ class Plan:
         return contents.numbers
 
     def _contents(self, taken: Any) -> Contents:
-        """Read what a take handed out."""
+        """Read the result of a take."""
         parts = {"": taken} if self._is_single else taken
         found = [
             member.marks(self.gradients, parts[name], taken.weight) if name in parts else NO_MARKS

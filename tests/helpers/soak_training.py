@@ -146,7 +146,7 @@ def work(worker: int) -> None:
 
 
 def lead(books: Books, slot: int, workers: int, path: Path) -> None:
-    """Act as a chief, or stand by."""
+    """Act as a chief, or wait until one is needed."""
     random.seed()
     group, params = _attach()
     with group, params:

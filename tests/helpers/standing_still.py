@@ -21,7 +21,7 @@ NAME: Final = "still"
 
 
 def begin(crew: Crew, *deeds: Callable[[Any], Any], name: str = NAME) -> Apart:
-    """Start a process that does the deeds in order and leaves; return once it is attached."""
+    """Start a process that does the deeds in order and leaves; return when it is attached."""
     return start(crew, do, name, *deeds)
 
 

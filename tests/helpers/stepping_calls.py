@@ -1,4 +1,4 @@
-"""A forked child that stands still before and after each of its system calls (ptrace)."""
+"""A forked child stands still before and after each of its system calls (ptrace)."""
 
 import ctypes
 import errno
@@ -37,42 +37,20 @@ _F_SETLK: Final = 6
 
 # The numbers of calls that are made to fail.
 NAMES: Final = {
-    2: "open",
-    6: "lstat",
-    9: "mmap",
-    10: "mprotect",
-    12: "brk",
-    17: "pread64",
-    18: "pwrite64",
-    21: "access",
-    25: "mremap",
-    28: "madvise",
-    72: "fcntl",
-    73: "flock",
-    77: "ftruncate",
-    87: "unlink",
-    91: "fchmod",
-    137: "statfs",
-    257: "openat",
-    262: "newfstatat",
-    265: "linkat",
-    269: "faccessat",
-    285: "fallocate",
-    318: "getrandom",
-}
+    2: "open", 6: "lstat", 9: "mmap", 10: "mprotect", 12: "brk", 17: "pread64", 18: "pwrite64",
+    21: "access", 25: "mremap", 28: "madvise", 72: "fcntl", 73: "flock", 77: "ftruncate",
+    87: "unlink", 91: "fchmod", 137: "statfs", 257: "openat", 262: "newfstatat", 265: "linkat",
+    269: "faccessat", 285: "fallocate", 318: "getrandom",
+}  # fmt: skip
 
 
 class _Info(ctypes.Structure):
     """The kernel's ``struct ptrace_syscall_info``, as it is before a call."""
 
     _fields_ = (
-        ("op", ctypes.c_uint8),
-        ("arch", ctypes.c_uint32),
-        ("instruction", ctypes.c_uint64),
-        ("stack", ctypes.c_uint64),
-        ("number", ctypes.c_uint64),
-        ("arguments", ctypes.c_uint64 * 6),
-    )
+        ("op", ctypes.c_uint8), ("arch", ctypes.c_uint32), ("instruction", ctypes.c_uint64),
+        ("stack", ctypes.c_uint64), ("number", ctypes.c_uint64), ("arguments", ctypes.c_uint64 * 6),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +95,7 @@ class Calling(Traced):
 
     @staticmethod
     def asks(call: Call) -> bool:
-        """Whether the call asks who holds a record lock."""
+        """Whether the system call asks who holds a record lock."""
         return call.before and NAMES.get(call.number) == "fcntl" and call.arguments[1] == _F_GETLK
 
     def lets_go(self, call: Call) -> bool:
@@ -166,26 +144,15 @@ needs_failures = pytest.mark.skipif(
 _ANY_PATH: Final = (errno.ENOMEM,)
 _PLAUSIBLE: Final[dict[str, tuple[int, ...]]] = {
     "open": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-    "openat": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-    "lstat": _ANY_PATH,
-    "access": _ANY_PATH,
-    "faccessat": _ANY_PATH,
-    "newfstatat": _ANY_PATH,
-    "unlink": _ANY_PATH,
-    "linkat": (errno.ENOSPC, errno.ENOMEM),
-    "mmap": (errno.ENOMEM,),
-    "mprotect": (errno.ENOMEM,),
-    "mremap": (errno.ENOMEM,),
-    "madvise": (errno.ENOMEM,),
-    "statfs": _ANY_PATH,
-    "getrandom": (errno.EINTR,),
-    "pread64": (errno.ENOMEM,),
-    "pwrite64": (errno.ENOSPC, errno.ENOMEM),
-    "ftruncate": (errno.EFBIG, errno.ENOMEM),
-    "fchmod": (errno.ENOMEM,),
-    "flock": (errno.ENOLCK, errno.ENOMEM),
+    "openat": (errno.EMFILE, errno.ENFILE, errno.ENOMEM), "lstat": _ANY_PATH, "access": _ANY_PATH,
+    "faccessat": _ANY_PATH, "newfstatat": _ANY_PATH, "unlink": _ANY_PATH,
+    "linkat": (errno.ENOSPC, errno.ENOMEM), "mmap": (errno.ENOMEM,), "mprotect": (errno.ENOMEM,),
+    "mremap": (errno.ENOMEM,), "madvise": (errno.ENOMEM,), "statfs": _ANY_PATH,
+    "getrandom": (errno.EINTR,), "pread64": (errno.ENOMEM,),
+    "pwrite64": (errno.ENOSPC, errno.ENOMEM), "ftruncate": (errno.EFBIG, errno.ENOMEM),
+    "fchmod": (errno.ENOMEM,), "flock": (errno.ENOLCK, errno.ENOMEM),
     "fallocate": (errno.EINTR, errno.ENOSPC, errno.ENOMEM),
-}
+}  # fmt: skip
 _OF_FCNTL: Final = {_F_GETLK: (errno.ENOMEM, errno.EINTR), _F_SETLK: (errno.ENOLCK, errno.EINTR)}
 _AT_EMPTY_PATH: Final = 0x1000
 _O_TMPFILE: Final = 0o20000000

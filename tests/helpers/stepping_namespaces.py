@@ -1,4 +1,4 @@
-"""Processes in pid namespaces of their own, where the pids of others mean nothing."""
+"""Processes run in pid namespaces of their own, where the pids of others mean nothing."""
 
 import os
 import signal
@@ -35,8 +35,8 @@ class Elsewhere:
     """A process that is process 1 of a pid namespace of its own.
 
     Attributes:
-        pid: Its pid in the test's namespace.
-        governor: Its parent, which passes on its result.
+        pid: The process's pid in the test's namespace.
+        governor: The parent of the process, which passes on its result.
     """
 
     pid: int
@@ -79,8 +79,7 @@ def perform(function: Callable[..., object], *args: Any) -> object:
         args: The function's arguments, and the pipe by which to send the pid.
     """
     *others, pipe = args
-    with Apart(_see_and_run, function, others) as process:
-        process.hear()
+    with Apart(_see_and_run, function, others).ready() as process:
         pipe.say(process.pid)
         return process.result()
 
@@ -102,15 +101,11 @@ def stop(act: Callable[[Mark], None], step: int, pipe: Pipe) -> int:
         return process.end()
 
 
-def _do_nothing(pipe: Pipe) -> None:
-    pipe.say()
-
-
 @cache
 def refusal_of_pid_namespaces() -> str | None:
     """Return why tests can have no pid namespaces here; None if they can."""
     try:
-        with elsewhere(perform, _do_nothing) as process:
+        with elsewhere(perform, lambda pipe: pipe.say()) as process:
             process.result()
     except OSError as error:
         return f"needs pid and mount namespaces, which takes root: {error}"

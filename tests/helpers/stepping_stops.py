@@ -1,4 +1,4 @@
-"""A process that stands still in the middle of an operation, and what others do meanwhile."""
+"""A process stands still in the middle of an operation, and others go on meanwhile."""
 
 import os
 import time
@@ -74,7 +74,7 @@ def add(pipe: Pipe) -> None:
 
 
 def take(number: int, pipe: Pipe) -> Any:
-    """Take once `number` gradients are there, however long it takes."""
+    """Take `number` gradients, with no limit on the wait."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()
@@ -82,7 +82,7 @@ def take(number: int, pipe: Pipe) -> Any:
 
 
 def take_in_vain(number: int, timeout: float, pipe: Pipe) -> None:
-    """Take until the timeout, and check that the take ends soon after it."""
+    """Take without success, and check that the take ends soon after its timeout."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()

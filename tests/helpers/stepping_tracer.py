@@ -1,4 +1,4 @@
-"""A forked child that is run instruction by instruction (ptrace, by ctypes).
+"""A forked child runs instruction by instruction (ptrace, by ctypes).
 
 Nothing here depends on the processor. To learn how far a child has come, ask the kernel (who holds
 a lock?) or let the child send a signal; its registers are never read.

@@ -99,7 +99,7 @@ def walk(
     """Step through the child; return a look after each instruction that changed a segment.
 
     Args:
-        act: What the child does.
+        act: The function that the child runs.
         before: The segments at first.
         after: The segments at another time; `before` and `after` show which pages are used.
         lock: As for `begun`.
@@ -122,7 +122,7 @@ def walk(
         child.kill()
         for name, window in windows.items():
             window.look()
-            # This shows whether anything was written outside the windows.
+            # Compare the whole files: this detects writes outside of the windows.
             assert window.image().pages() == Image.of(path(name)).pages()
             Path(path(name)).unlink()
     return looks
@@ -168,7 +168,7 @@ def stops(act: Act, number: int, begin: float, end: float) -> Iterator[None]:
     """Stop at places evenly spread between the child's marks; run a new child for each.
 
     Args:
-        act: What the child does.
+        act: The function that the child runs.
         number: How many places.
         begin: The first place, as a fraction of the instructions between the marks. (Those before
             it may be Python's own.)
@@ -206,7 +206,7 @@ def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) 
 
 
 def at_every_instruction(scene: Scene, record: Record) -> list[Look]:
-    """Judge each instant of the operation, while its process has the lock; return all looks."""
+    """Step through the operation under the lock, and `judge` each instant; return all looks."""
     image, done = scene.prepare(), scene.perform()
     looks = walk(scene.act, {NAME: image}, {NAME: done}, NAME)
     before, after = scene.testimony(image), scene.testimony(done)

@@ -1,12 +1,13 @@
-"""Shared by several test modules: exact comparison, refusals, waiting."""
+"""Test modules share these helpers: exact comparison, refusals, waiting."""
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Never
 
 import numpy as np
 import pytest
@@ -34,11 +35,35 @@ EVERY_INSTANT: Final = bool(os.environ.get("SHMACC_EVERY_INSTANT"))
 START_METHODS: Final = ("fork", "spawn", "forkserver")
 
 
+class AlarmError(Exception):
+    """What a signal's handler raises."""
+
+
+def alarm(*_: object) -> Never:
+    """Handle a signal, or replace a function: raise."""
+    raise AlarmError
+
+
 class Repeating(dict[str, Any]):
     """A mapping whose items repeat each name, as those of a careless multi-dict do."""
 
     def items(self) -> Any:
         return [*super().items(), *super().items()]
+
+
+def run_to_end(
+    command: Sequence[str | Path],
+    *,
+    status: int | None = 0,
+    timeout: float | None = LONG,
+    **how: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, which must have this status (None: any); keep its output."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=timeout, **how
+    )
+    assert status in {None, done.returncode}, done.stdout + done.stderr
+    return done
 
 
 def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
@@ -50,7 +75,7 @@ def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
 
 
 def soon(measure: Callable[[], float], bound: float = SOON) -> None:
-    """Check that one of a few attempts stays below a bound: a busy machine is not always late."""
+    """Check that one of a few attempts stays below a bound: a busy machine may delay some."""
     measured: list[float] = []
     while not measured or (min(measured) >= bound and len(measured) < ATTEMPTS):
         measured.append(measure())
@@ -58,7 +83,7 @@ def soon(measure: Callable[[], float], bound: float = SOON) -> None:
 
 
 def slept() -> float:
-    """Return the seconds that this thread has slept, plus a constant: compare two calls.
+    """Return the seconds that this thread has slept, plus a constant: subtract two results.
 
     Time on a core, and time waiting for one, is left out: it depends on the machine's load.
     """
@@ -120,6 +145,13 @@ def everything(both: Mapping[str, Any]) -> dict[str, bytes]:
     return {
         f"{name}.{key}": saved for name, state in states.items() for key, saved in state.items()
     }
+
+
+def update_once(params: Any, group: Any, gradient: Any, *values: Any, **more: Any) -> bool:
+    """Apply one gradient, and update parameters by its round; return whether they were updated."""
+    assert group.apply(gradient, group.global_step)
+    with group.round(1, timeout=LONG) as taken:
+        return bool(params.update(taken, *values, **more))
 
 
 def same_bits(got: Any, want: Array) -> None:

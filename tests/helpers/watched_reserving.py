@@ -5,7 +5,6 @@ test can simulate a call that a signal interrupts, or a /dev/shm that is full at
 without a hook in the library.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -22,18 +21,11 @@ from typing import Any, Final
 
 import pytest
 from helpers.apart import Apart, Pipe, call
+from helpers.denied_calls import ALLOW, IS, LOAD, NUMBERS, RETURN, install
 from helpers.support import LONG
 
-# The numbers of the system calls (seccomp, fallocate), by machine.
-_GENERIC: Final = (277, 47)
-_NUMBERS: Final = {"x86_64": (317, 285), "aarch64": _GENERIC, "riscv64": _GENERIC}
-
-_NO_NEW_PRIVS: Final = 38
-_SET_MODE_FILTER: Final = 1
 _NEW_LISTENER: Final = 8
-_LOAD_NUMBER: Final = (0x20, 0, 0, 0)
-_ASK: Final = (0x06, 0, 0, 0x7FC00000)
-_ALLOW: Final = (0x06, 0, 0, 0x7FFF0000)
+_ASK: Final = 0x7FC00000
 _NOTIFICATION: Final = struct.Struct("=QII iIQ6Q")  # id, thread, flags; number, machine, ip, args
 _ANSWER: Final = struct.Struct("=QqiI")  # id, value, error, flags
 _RECEIVE: Final = 0xC0502100
@@ -75,7 +67,7 @@ def watched(
 
     Args:
         function: As for `Apart`.
-        args: Its arguments.
+        args: The function's arguments.
         decide: Returns the error for a call; 0: let it happen. Calls that free memory always do.
     """
     with Apart(_run, function, args) as process:
@@ -117,28 +109,13 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], pipe: Pipe) -> Any
 
 def _install() -> int:
     """Install the filter for this thread, and for threads that it starts from now on."""
-    seccomp, fallocate = _NUMBERS[platform.machine()]
-    program = [_LOAD_NUMBER, (0x15, 0, 1, fallocate), _ASK, _ALLOW]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
-    header = ctypes.create_string_buffer(struct.pack("HP", len(program), ctypes.addressof(code)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    zero = ctypes.c_ulong(0)
-    if libc.prctl(_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
-    listener = libc.syscall(
-        ctypes.c_long(seccomp),
-        ctypes.c_ulong(_SET_MODE_FILTER),
-        ctypes.c_ulong(_NEW_LISTENER),
-        ctypes.c_void_p(ctypes.addressof(header)),
-    )
-    if listener < 0:
-        raise OSError(ctypes.get_errno(), "seccomp(SECCOMP_FILTER_FLAG_NEW_LISTENER)")
-    return int(listener)
+    calls = (IS, 0, 1, NUMBERS["fallocate"]), (RETURN, 0, 0, _ASK), (RETURN, 0, 0, ALLOW)
+    return install((LOAD, 0, 0, 0), *calls, flags=_NEW_LISTENER)
 
 
 @cache
 def _refusal() -> str | None:
-    if platform.machine() not in _NUMBERS:
+    if not NUMBERS:
         return f"system calls of {platform.machine()} are not known here"
     pid = os.fork()
     if pid == 0:

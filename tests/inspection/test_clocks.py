@@ -1,4 +1,4 @@
-"""Ages do not depend on the wall clock, and say since when they count.
+"""Ages do not depend on the wall clock, and state from when they count.
 
 docs/inspect.md: "A segment that a job will use after a restart looks unused:
 `clean --older-than 2h` spares it".
@@ -18,21 +18,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers import segment_layout as layout
+from helpers import standing_still as job
 from helpers.apart import Crew
 from helpers.inspect_tool import ask, header_of, path_of, scribble, semaphore_of
-from helpers.standing_still import (
-    NAME,
-    apply,
-    begin,
-    do,
-    doing,
-    kill,
-    once,
-    pause,
-    take,
-    wait_for_ever,
-)
-from helpers.support import until
+from helpers.support import run_to_end, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, inspection
@@ -67,10 +56,10 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def segment() -> Iterator[None]:
-    ConditionalAccumulator(np.float32, [2], NAME).close()
+    ConditionalAccumulator(np.float32, [2], job.NAME).close()
     yield
-    if path_of(NAME).exists():
-        inspection.remove(NAME, force=True)
+    if path_of(job.NAME).exists():
+        inspection.remove(job.NAME, force=True)
 
 
 def under(clock: str, seconds: int) -> dict[str, Any]:
@@ -79,12 +68,9 @@ def under(clock: str, seconds: int) -> dict[str, Any]:
 
 
 def python(script: str, environment: dict[str, str]) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", f"name = {NAME!r}\n{script}"],
+    done = run_to_end(
+        [sys.executable, "-P", "-c", f"name = {job.NAME!r}\n{script}"],
         env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=True,
     )
     return json.loads(done.stdout)
 
@@ -110,10 +96,10 @@ def ages(answer: Any, now: float) -> Iterator[float]:
 @needs_compiler
 @set_by
 def test_ages_are_by_the_clock_since_boot(clock: str, seconds: int, crew: Crew) -> None:
-    taker = begin(crew, take(3))
-    until(lambda: len(inspection.describe(NAME).queue) == 1)
+    taker = job.begin(crew, job.take(3))
+    until(lambda: len(inspection.describe(job.NAME).queue) == 1)
     how = under(clock, seconds)
-    shown, metrics = ask("show", NAME, **how), ask("metrics", NAME, **how)["metrics"]
+    shown, metrics = ask("show", job.NAME, **how), ask("metrics", job.NAME, **how)["metrics"]
     times = [each["samples"] for each in metrics if each["name"].endswith("_seconds")]
     assert times
     assert all(0 <= sample["value"] < HOUR for samples in times for sample in samples)
@@ -121,16 +107,16 @@ def test_ages_are_by_the_clock_since_boot(clock: str, seconds: int, crew: Crew) 
         round((each["last_seen"] - time.time() - seconds) / HOUR) for each in shown["processes"]
     }
     assert of_processes == {0}
-    kill(taker)
+    job.kill(taker)
     assert ask("clean", "--older-than", "1h", "--yes", **how)["removed"] == []
     (would,) = ask("clean", **how)["would_remove"]
-    for answer in (shown, ask("list", NAME, **how), would):
+    for answer in (shown, ask("list", job.NAME, **how), would):
         found = list(ages(answer, time.time() + seconds))
         assert found
         assert all(0 <= age < HOUR for age in found)
     # Semaphores without their segment, too, are cleaned whatever the clock says.
-    semaphore = semaphore_of(NAME)
-    path_of(NAME).unlink()
+    semaphore = semaphore_of(job.NAME)
+    path_of(job.NAME).unlink()
     assert ask("clean", "--yes", **how)["removed"] == [semaphore.name]
 
 
@@ -149,8 +135,8 @@ print(json.dumps(found))
 @needs_compiler
 @set_by
 def test_a_standstill_is_reported_only_after_a_while(clock: str, seconds: int, crew: Crew) -> None:
-    begin(crew, wait_for_ever)
-    until(lambda: doing("waits for the step") == 1)
+    job.begin(crew, job.wait_for_ever)
+    until(lambda: job.doing("waits for the step") == 1)
     assert python(_STALLS, under(clock, seconds)) == [[], ["nobody_takes"]]
 
 
@@ -167,23 +153,25 @@ print([len(course.look(inspection.Look()).events) for _ in range(2)])
 
 @needs_compiler
 def test_events_are_shown_once_though_the_clock_is_set(clock: str, crew: Crew) -> None:
-    """`watch` knows them by their numbers, not by their times."""
-    kill(begin(crew, pause))
-    with shmacc.attach(NAME):  # which finds the death
+    """`watch` identifies events by their numbers, not by their times."""
+    job.kill(job.begin(crew, job.pause))
+    with shmacc.attach(job.NAME):  # which finds the death
         pass
-    until(lambda: len(inspection.describe(NAME).events) > 0)
+    until(lambda: len(inspection.describe(job.NAME).events) > 0)
     assert python(_TWO_LOOKS, under(clock, 0)) == [0, 0]
 
 
 def test_no_take_on_record_is_earlier_than_its_process(crew: Crew) -> None:
     """Takes are timed by a coarse clock, in units of 67 ms."""
-    with shmacc.attach(NAME) as acc:
+    with shmacc.attach(job.NAME) as acc:
         for _ in range(3):
-            apply(acc)
-            crew.start(do, NAME, take(1), lambda _: os.kill(os.getpid(), signal.SIGKILL)).wait()
-    with shmacc.attach(NAME):  # which records the deaths
+            job.apply(acc)
+            crew.start(
+                job.do, job.NAME, job.take(1), lambda _: os.kill(os.getpid(), signal.SIGKILL)
+            ).wait()
+    with shmacc.attach(job.NAME):  # which records the deaths
         pass
-    departed = inspection.describe(NAME).departed
+    departed = inspection.describe(job.NAME).departed
     assert len(departed) == 3
     for each in departed:
         assert each.last_took is not None
@@ -193,15 +181,15 @@ def test_no_take_on_record_is_earlier_than_its_process(crew: Crew) -> None:
 def test_times_of_an_earlier_boot_are_as_old_as_this_boot() -> None:
     """A /dev/shm on a disk outlives a boot, and the clock starts again."""
     _made_at(time.monotonic_ns() + 24 * HOUR * 10**9)
-    (listed,) = ask("list", NAME)["segments"]
+    (listed,) = ask("list", job.NAME)["segments"]
     assert time.time() - listed["created"] == pytest.approx(time.monotonic(), abs=60)
 
 
 def _made_at(moment: int) -> None:
-    config = layout.Config.from_buffer_copy(header_of(path_of(NAME)))
+    config = layout.Config.from_buffer_copy(header_of(path_of(job.NAME)))
     config.created_ns = moment
     config.checksum = layout.checksum_of(config)
-    scribble(path_of(NAME), 0, bytes(config))
+    scribble(path_of(job.NAME), 0, bytes(config))
 
 
 def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None:
@@ -215,12 +203,12 @@ def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None
     for entry in range(2):
         place = layout.region("participants") + entry * 128
         for field in (layout.Participant.attached_ns, layout.Participant.seen_ns):
-            scribble(path_of(NAME), place + field.offset, moment)
+            scribble(path_of(job.NAME), place + field.offset, moment)
     (would,) = ask("clean", *older)["would_remove"]
     assert 0.8 * up < would["idle"] < would["age"]
-    (listed,) = ask("list", NAME)["segments"]
+    (listed,) = ask("list", job.NAME)["segments"]
     assert time.time() - listed["last_used"] == pytest.approx(would["idle"], abs=60)
-    once(crew, lambda _: None)  # who has left in order has used it
+    job.once(crew, lambda _: None)  # who has left in order has used it
     assert inspection.leftovers(namespace=namespace)[0].idle < 0.1 * up
     assert ask("clean", *older, "--yes")["removed"] == []
 
@@ -247,14 +235,14 @@ def test_moments_are_the_same_in_every_time_namespace(offset: int) -> None:
     """The process that is looked at, or the one that looks, may be in a moved container."""
     before = _in_a_time_namespace(offset)
     for of_user, of_command in ((before, ()), ((), before), (before, before)):
-        command = [*of_user, sys.executable, "-P", "-c", _USER, NAME]
+        command = [*of_user, sys.executable, "-P", "-c", _USER, job.NAME]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as user:
             assert user.stdin is not None
             assert user.stdout is not None
             assert user.stdout.readline() == "applied\n"
-            shown = ask("show", NAME, before=of_command)
+            shown = ask("show", job.NAME, before=of_command)
             for age in ages(shown, time.time()):
                 assert -1 < age < HOUR
             (process,) = shown["processes"]

@@ -21,7 +21,7 @@ from helpers import segment_layout as layout
 from helpers.apart import Crew, needs_root
 from helpers.inspect_tool import ask, path_of, run, scribble, start, stopped_with_the_lock
 from helpers.stepping_namespaces import needs_pid_namespaces
-from helpers.support import LONG, until
+from helpers.support import LONG, run_to_end, until
 
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, inspection
 
@@ -78,6 +78,7 @@ def holder(crew: Crew) -> Iterator[int]:
         acc.unlink()
 
 
+@pytest.mark.patience(LONG)
 def test_every_verb_works_from_a_sibling_namespace_of_a_stopped_process(holder: int) -> None:
     look_at_the_stopped(holder, before=BESIDE)
     how: dict[str, Any] = {"before": BESIDE}
@@ -97,6 +98,7 @@ def test_every_verb_works_from_a_sibling_namespace_of_a_stopped_process(holder: 
 
 
 @needs_root
+@pytest.mark.patience(LONG)
 def test_every_verb_works_as_another_user(holder: int) -> None:
     with command_for_everyone() as command:
         how: dict[str, Any] = {"before": (*BESIDE, *AS_NOBODY), "command": command}
@@ -151,7 +153,7 @@ def test_a_dead_process_is_not_of_a_new_namespace_with_the_old_number(crew: Crew
 
 
 def test_the_proc_of_another_namespace_is_not_used() -> None:
-    """Its process 1 is not this namespace's process 1."""
+    """Process 1 in such a /proc is not this namespace's process 1."""
     said = _python(
         "from shmacc import inspection\n"
         "look = inspection.Look()\n"
@@ -162,11 +164,5 @@ def test_the_proc_of_another_namespace_is_not_used() -> None:
 
 
 def _python(script: str, before: tuple[str, ...]) -> str:
-    done = subprocess.run(
-        [*before, sys.executable, "-P", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=True,
-    )
+    done = run_to_end([*before, sys.executable, "-P", "-c", script])
     return done.stdout

@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -18,20 +19,12 @@ from helpers import inspect_tool, own_shm
 from helpers import segment_layout as layout
 from helpers.apart import Apart, Crew, Pipe, needs_own_shm, needs_root, run_apart
 from helpers.inspect_tool import ask, path_of, run, scribble, semaphore_of
+from helpers.support import run_to_end
+from helpers.training import training
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import shmacc
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    Parameters,
-    SparseConditionalAccumulator,
-    TableSpec,
-    _core,
-    errors,
-    inspection,
-    optim,
-)
+from shmacc import _core, errors, inspection, optim
 from shmacc.inspection import SegmentState, Severity, _contents, _index_check, _soundness, _unlinked
 
 HOUR: Final = 3600.0
@@ -41,7 +34,7 @@ MIB: Final = 1 << 20
 
 def orphan(name: str) -> Path:
     """Make a segment that nobody has attached; return its file."""
-    ConditionalAccumulator(np.float32, [2], name).close()
+    shmacc.ConditionalAccumulator(np.float32, [2], name).close()
     return path_of(name)
 
 
@@ -50,7 +43,7 @@ def wrong_kinds(name: str) -> list[str]:
 
 
 def test_another_programs_file_under_our_prefix_is_not_removed(namespace: str) -> None:
-    """It is mapped, but has no lock, and its first page is zero: it may not be ours."""
+    """A mapped file without a lock whose first page is zero may be another program's."""
     path = path_of("foreign")
     with path.open("w+b") as file:
         file.truncate(2 * mmap.PAGESIZE)
@@ -73,7 +66,7 @@ def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
     pipe.say()
     while not pipe.poll():
         for i in range(20):
-            with ConditionalAccumulator("f4", [4], f"churn-{number}-{i}") as made:
+            with shmacc.ConditionalAccumulator("f4", [4], f"churn-{number}-{i}") as made:
                 made.apply_grad(np.ones(4, "f4"))
                 made.unlink()
 
@@ -90,11 +83,9 @@ def test_nothing_is_wrong_while_processes_come_and_go(crew: Crew, namespace: str
         process.result()
 
 
-def test_a_reused_descriptor_is_not_taken_for_the_closed_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reused_descriptor_is_not_the_closed_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process closes a segment and opens another while inspection looks at its files."""
-    with ConditionalAccumulator("f4", [4], "new") as acc, open(path_of("new")) as new:  # noqa: PTH123
+    with shmacc.ConditionalAccumulator("f4", [4], "new") as acc, open(path_of("new")) as new:  # noqa: PTH123
         link = f"/proc/self/fd/{new.fileno()}"
         found = [(os.getpid(), link, f"{path_of('old')} (deleted)")]
         monkeypatch.setattr(_unlinked, "_some_memory_has_no_name", lambda: True)
@@ -122,7 +113,7 @@ def _open_only(*, pipe: Pipe) -> None:
 
 
 def test_a_segment_that_a_process_is_attaching_is_not_orphaned() -> None:
-    """However long that takes on a busy machine."""
+    """Attaching may take long on a busy machine."""
     orphan("left")
     with Apart(_open_only) as process:
         process.hear()
@@ -130,6 +121,18 @@ def test_a_segment_that_a_process_is_attaching_is_not_orphaned() -> None:
         process.say()
         process.result()
     assert [finding.kind for finding in inspection.check("left")] == ["orphaned"]
+    inspection.remove("left")
+
+
+def test_an_orphan_is_found_while_another_inspector_has_it_open_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orphan("left")
+    with Apart(_open_only) as process:
+        process.hear()
+        # Between its two looks at other processes the check sleeps.
+        monkeypatch.setattr(time, "sleep", lambda _: process.status is None and process.finish())
+        assert [finding.kind for finding in inspection.check("left")] == ["orphaned"]
     inspection.remove("left")
 
 
@@ -141,7 +144,7 @@ def _hold(path: str, *, pipe: Pipe) -> None:
 
 
 def _compare_holders(directory: str) -> None:
-    with ConditionalAccumulator("f4", [2], "mine") as acc:
+    with shmacc.ConditionalAccumulator("f4", [2], "mine") as acc:
         own_shm.mount("tmpfs", directory, "tmpfs", options="size=1m")
         inode, number = path_of("mine").stat().st_ino, 0
         while True:  # tmpfs counts them, each mount for itself
@@ -167,8 +170,8 @@ def test_a_lock_on_a_file_of_the_same_inode_elsewhere_accuses_nobody(tmp_path: P
 
 
 def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
-    """Even while a process stands still in the middle of an apply."""
-    with SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as table:
+    """A process stands still in the middle of an apply."""
+    with shmacc.SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as table:
         for rows in (100_000, 50_000, 50_000):
             table.apply_grad(np.arange(rows), np.ones((rows, 16), np.float32))
         with inspect_tool.stopped_with_the_lock(crew, "table"):
@@ -189,10 +192,10 @@ def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
 
 
 def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read after the state to which it should belong."""
+    """The log is read later than the state to which it should belong."""
     real = _contents._committed_places
     misfits: list[int] = []
-    with SparseConditionalAccumulator(np.float32, [100, 2], "busy") as acc:
+    with shmacc.SparseConditionalAccumulator(np.float32, [100, 2], "busy") as acc:
 
         def read(*of: Any) -> Any:
             if misfits:
@@ -243,7 +246,7 @@ def test_copies_links_and_renamed_files_are_shown_by_their_own_names() -> None:
 
 
 def test_the_semaphore_of_a_renamed_segment_is_needed_while_it_is_used() -> None:
-    with ConditionalAccumulator(np.float32, [2], "before") as acc:
+    with shmacc.ConditionalAccumulator(np.float32, [2], "before") as acc:
         semaphore = semaphore_of("before")
         path_of("before").rename(path_of("after"))
         try:
@@ -261,7 +264,7 @@ def test_the_semaphore_of_a_renamed_segment_is_needed_while_it_is_used() -> None
 
 
 def test_removing_a_link_does_not_remove_the_segment() -> None:
-    with ConditionalAccumulator(np.float32, [2], "kept") as acc:
+    with shmacc.ConditionalAccumulator(np.float32, [2], "kept") as acc:
         path_of("link").hardlink_to(path_of("kept"))
         assert run("remove", "link", "--yes").returncode == 1
         assert ask("remove", "link", "--force", "--yes")["removed"] == [path_of("link").name]
@@ -273,7 +276,7 @@ def test_removing_a_link_does_not_remove_the_segment() -> None:
 
 @needs_root
 def test_a_user_who_may_read_need_not_be_root() -> None:
-    with SparseConditionalAccumulator("f4", [100, 4], "read", mode=0o640) as acc:
+    with shmacc.SparseConditionalAccumulator("f4", [100, 4], "read", mode=0o640) as acc:
         os.chown(path_of("read"), 0, STRANGER)
         acc.apply_grad([3], np.full((1, 4), 2, "f4"))
         assert run_apart(_read_all, uid=STRANGER) == (1, 4.0, 3, [])
@@ -294,7 +297,7 @@ def _read_all() -> tuple[int, float, int, list[str]]:
 def test_another_threads_operation_is_not_taken_for_a_death() -> None:
     """The kernel does not show a process its own locks."""
     rows = np.arange(300_000), np.ones((300_000, 16), np.float32)
-    with SparseConditionalAccumulator(np.float32, [300_000, 16], "own") as acc:
+    with shmacc.SparseConditionalAccumulator(np.float32, [300_000, 16], "own") as acc:
         acc.apply_grad(*rows)
         name, ended = inspection.resolve("own"), threading.Event()
 
@@ -323,22 +326,22 @@ def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.Monkey
         time.sleep(1.0)
 
     monkeypatch.setattr(_index_check, "_problems", problems)
-    with SparseConditionalAccumulator(np.float32, [2, 2], "busy") as acc:
+    with shmacc.SparseConditionalAccumulator(np.float32, [2, 2], "busy") as acc:
         acc.apply_grad([1], np.ones((1, 2), np.float32))
         answer = ask("check", "busy", status=4)
         assert (answer["not_compared"], answer["wrong"], answer["notes"]) == (1, 0, 1)
         assert [each["kind"] for each in answer["findings"]] == ["not_compared"]
         assert 1 <= len(looks) <= 3
         acc.unlink()
-    ConditionalAccumulator(np.float32, [2], "left").close()
+    shmacc.ConditionalAccumulator(np.float32, [2], "left").close()
     assert run("check").returncode == 1
     inspection.remove("left")
 
 
 def test_a_check_costs_less_memory_than_the_segment() -> None:
-    """Whatever number of rows the segment has or claims."""
+    """This holds for any number of rows that the segment has or claims."""
     number = 500_000
-    with SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
+    with shmacc.SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
         acc.apply_grad(np.arange(number), np.ones((number, 1), np.float32))
         peak = _peak_of("inspection.check('large')") - _peak_of("inspection.describe('large')")
         assert peak < number * 16 * 1.5
@@ -353,9 +356,7 @@ def _peak_of(statement: str) -> int:
         "status = pathlib.Path('/proc/self/status').read_text()\n"
         "print(re.search('VmHWM:.*?([0-9]+) kB', status)[1])"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_to_end([sys.executable, "-P", "-c", program])
     return int(done.stdout) * 1024
 
 
@@ -386,7 +387,7 @@ def _update(acc: Any, params: Any) -> Iterator[None]:
 
 
 def _without_end(work: Any, *, pipe: Pipe) -> None:
-    with shmacc.attach("busy") as acc, Parameters.attach("busy.params") as params:
+    with shmacc.attach("busy") as acc, shmacc.Parameters.attach("busy.params") as params:
         for times, _ in enumerate(work(acc, params)):
             if times == 1:
                 pipe.say()
@@ -396,11 +397,8 @@ def _without_end(work: Any, *, pipe: Pipe) -> None:
     ("work", "damaged"), [(_apply, "busy"), (_take, "busy.params"), (_update, "busy.params")]
 )
 def test_a_busy_segment_is_compared_too(crew: Crew, work: Any, damaged: str) -> None:
-    contents = {"user": TableSpec((4,))}
-    with (
-        Parameters(contents, "busy.params", optimizer=optim.SGD(0.1)) as params,
-        AccumulatorGroup(params.member_specs(), "busy") as acc,
-    ):
+    contents = {"user": shmacc.TableSpec((4,))}
+    with training(contents, optim.SGD(0.1), ("busy.params", "busy")) as (params, acc):
         acc.apply({"user": ALL}, 0)
         with acc.round(1) as taken:
             params.update(taken)
@@ -421,12 +419,31 @@ def test_a_busy_segment_is_compared_too(crew: Crew, work: Any, damaged: str) -> 
         params.unlink()
 
 
+def test_an_open_round_is_shown_with_its_process() -> None:
+    with shmacc.ConditionalAccumulator("f4", [2], "there") as acc:
+        acc.apply_grad([1.0, 2.0])
+        with acc.round(1):
+            seen, own = inspection.describe("there").stats, acc.stats()
+            assert (seen.round_pid, seen.round_since) == (os.getpid(), own.round_since)
+        acc.unlink()
+
+
+def test_a_library_without_parameters_can_describe_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"w": np.zeros(2, np.float32)}
+    with shmacc.Parameters(made, "there", optimizer=shmacc.optim.Adam(0.1)) as params:
+        monkeypatch.setitem(sys.modules, "shmacc.optim", None)
+        (member,) = inspection.describe("there").members
+        assert (member.name, member.optimizer, member.slots) == ("w", None, ())
+        params.unlink()
+
+
 def test_remove_and_cancel_raise_the_fitting_error() -> None:
     for verb in (inspection.remove, inspection.cancel):
         with pytest.raises(errors.NotFoundError):
             verb("nothing", rehearse=True)
-    with ConditionalAccumulator("f4", [2], "there") as acc:
-        with pytest.raises(errors.FailedPreconditionError, match="in use"):
+    with shmacc.ConditionalAccumulator("f4", [2], "there") as acc:
+        with pytest.raises(errors.FailedPreconditionError, match="in use") as caught:
             inspection.remove("there", rehearse=True)
+        assert pickle.loads(pickle.dumps(caught.value)).pids == (os.getpid(),)
         assert len(inspection.remove("there", rehearse=True, force=True)) == 2
         acc.unlink()

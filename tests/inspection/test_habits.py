@@ -12,7 +12,7 @@ import pytest
 from helpers import segment_layout
 from helpers.inspect_tool import COMMAND, run
 from helpers.pages import PAGES, ROOT, page_id
-from helpers.support import LONG
+from helpers.support import run_to_end
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
@@ -115,7 +115,7 @@ def test_a_name_of_5000_characters_is_shortened_wherever_it_is_given() -> None:
     assert len(str(refused.value)) < 500
 
 
-def test_errors_name_what_is_in_the_way(tmp_path: Path) -> None:
+def test_errors_name_the_obstacle(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "x"
     done = run("metrics", "--output", str(missing))
     assert done.returncode == 1
@@ -149,7 +149,7 @@ def test_values_of_options_are_completed_and_fish_gets_descriptions() -> None:
     assert f"check\t{VERBS['check']}" in completed("", how=described)
     (orphaned,) = completed("list", "--orph", how=described)
     assert orphaned == "--orphaned\tonly those that no living process has attached"
-    # Whatever is completed: a description is one of a help's sentences.
+    # Values of options have no descriptions.
     for verb in VERBS:
         for action in parser_of(verb).declared():
             for option in action.option_strings:
@@ -192,13 +192,7 @@ QUICK += "cancel bias --yes; metrics --json"
 @pytest.mark.parametrize("line", QUICK.split("; "))
 @pytest.mark.usefixtures("bias")
 def test_the_command_imports_only_what_it_needs(line: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", COMMAND, *line.split()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG,
-    )
+    done = run_to_end([sys.executable, "-X", "importtime", COMMAND, *line.split()])
     loaded = {entry.rpartition("|")[2].strip() for entry in done.stderr.splitlines()}
     assert "argparse" in loaded
     assert not loaded & {"numpy", "prometheus_client", "http.server"}
@@ -230,10 +224,8 @@ def test_check_starts_no_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "pages"), [(0, False), (1, True), (2, True), (4, False)])
-def test_the_line_for_cron_reports_only_what_needs_action(
-    tmp_path: Path, status: int, pages: bool
-) -> None:
-    """As on the page on operating: not what could only not be read or compared."""
+def test_crons_line_pages_if_action_is_needed(tmp_path: Path, status: int, pages: bool) -> None:
+    """The line, from docs/operating.md, is silent about what could not be read or compared."""
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"`(shmacc-inspect check [^`]*page-somebody)`", page)
     assert line in run("check", "--help").stdout

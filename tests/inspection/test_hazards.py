@@ -112,7 +112,7 @@ def _give_no_learning_rate(path: str, rate: float) -> None:
 
 
 def test_numbers_out_of_range_with_a_valid_checksum_are_reported() -> None:
-    """One writable file must not break looks at all others."""
+    """A file that anybody may write to must not break looks at all others."""
     rate = 0.372
     with shmacc.Parameters({"w": np.ones(2)}, "forged", optimizer=shmacc.optim.SGD(rate)):
         pass
@@ -129,9 +129,7 @@ def test_numbers_out_of_range_with_a_valid_checksum_are_reported() -> None:
         sound.unlink()
 
 
-def test_a_process_stopped_in_an_apply_is_reported(
-    table: SparseConditionalAccumulator, crew: Crew
-) -> None:
+def test_a_stop_in_an_apply_is_reported(table: SparseConditionalAccumulator, crew: Crew) -> None:
     taker = start(crew, inspect_tool.wait_in_queue, "table", 10**9)
     until(lambda: table.stats().waiting == 1)
     with inspect_tool.stopped_with_the_lock(crew, "table") as pid:
@@ -146,7 +144,7 @@ def test_a_process_stopped_in_an_apply_is_reported(
         assert ask("cancel", "table", "--yes")["cancelled"] == 1
         assert taker.result() is None
         assert ask("clean")["would_remove"] == []
-    # It was killed in the middle; the next operation undoes what it had begun.
+    # The process was killed in an operation, which the next one undoes.
     notes = [finding["problem"] for finding in ask("check", "table")["findings"]]
     assert any("interrupted by the death" in note for note in notes)
     assert table.apply_grad([1], np.ones((1, 16), np.float32), local_step=2**40)

@@ -17,25 +17,15 @@ from helpers.inspect_tool import COMMAND, Terminal, ask, path_of, run, start, st
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG, until
 
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    Parameters,
-    SharedArrays,
-    SparseConditionalAccumulator,
-    TableSpec,
-    TensorSpec,
-    init,
-    inspection,
-    optim,
-)
+import shmacc
+from shmacc import errors, init, inspection, optim
 
 
 @pytest.fixture
-def parameters() -> Iterator[SharedArrays]:
+def parameters() -> Iterator[shmacc.SharedArrays]:
     """Two arrays of 520 bytes in all, removed after the test."""
     contents = {"w": np.zeros((10, 12), np.float32), "on": np.ones(40, np.bool_)}
-    with SharedArrays(contents, "p") as it:
+    with shmacc.SharedArrays(contents, "p") as it:
         yield it
         it.unlink()
 
@@ -44,7 +34,7 @@ def test_arrays_of_one_integer_are_shown_with_their_values() -> None:
     contents: dict[str, Any] = {"many": np.int64(2**40), "less": np.int8(-3)}
     contents |= {"top": np.uint64(2**64 - 1), "real": np.float64(1.5), "row": np.arange(3)}
     contents["small"] = np.array((-1,), [("qint8", np.int8)])
-    with SharedArrays(contents, "counts") as arrays:
+    with shmacc.SharedArrays(contents, "counts") as arrays:
         values = [one["value"] for one in ask("show", "counts")["members"]]
         assert values == [2**40, -3, 2**64 - 1, None, None, -1]
         arrays["many"][...] += 1
@@ -76,8 +66,20 @@ def test_larger_arrays_are_shown_with_their_sizes_only() -> None:
     assert not metrics & {"shmacc_step", "shmacc_gradients", "shmacc_applied"}
 
 
+def test_a_single_array_is_summarised_like_an_accumulator() -> None:
+    """Its dtype may be one that accumulators do not have."""
+    with shmacc.SharedArrays({"flags": np.ones(3, bool)}, "flags", unlink_on_close=True):
+        summary = inspection.summarise(inspection.resolve("flags"))
+        assert (summary.kind, summary.dtype, summary.shape) == ("arrays", "bool", (3,))
+        assert inspection.check("flags") == ()
+        assert run("clean", "--yes").stdout == ""
+
+
 @pytest.mark.usefixtures("parameters")
 def test_verbs_for_gradients_refuse_arrays() -> None:
+    for refusal in (inspection.cancel, inspection.summarise_values):
+        with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
+            refusal("p")
     lines = "wait p --for step=1; wait p --for count=1; show p --rows 1; show p --values"
     for line in f"{lines}; cancel p; cancel p --yes".split("; "):
         done = run(*line.split())
@@ -87,8 +89,10 @@ def test_verbs_for_gradients_refuse_arrays() -> None:
 def test_wait_waits_for_the_step_of_parameters() -> None:
     """A glob includes them, too; but they have no gradients to wait for."""
     with (
-        Parameters({"w": np.zeros(3, np.float32)}, "run.params", optimizer=optim.SGD(1)) as params,
-        AccumulatorGroup(params.member_specs(), "run") as group,
+        shmacc.Parameters(
+            {"w": np.zeros(3, np.float32)}, "run.params", optimizer=optim.SGD(1)
+        ) as params,
+        shmacc.AccumulatorGroup(params.member_specs(), "run") as group,
     ):
         process = subprocess.Popen([COMMAND, "wait", "run*", "--for", "step=1"])
         assert run("wait", "run.params", "--for", "step=1", "--timeout", "0.1").returncode == 124
@@ -99,6 +103,8 @@ def test_wait_waits_for_the_step_of_parameters() -> None:
         assert run("wait", "run.params", "--for", "step=1").returncode == 0
         refused = run("wait", "run.params", "--for", "count=1")
         assert (refused.returncode, "parameters have no gradients" in refused.stderr) == (2, True)
+        assert run("cancel", "run.params", "--yes").returncode == 2
+        assert inspection.summarise(inspection.resolve("run.params")).num_accumulated is None
         group.unlink()
         params.unlink()
 
@@ -106,9 +112,9 @@ def test_wait_waits_for_the_step_of_parameters() -> None:
 def test_a_glob_skips_segments_that_the_verb_is_not_for(crew: Crew) -> None:
     """Names are checked before anything is done."""
     with (
-        SharedArrays({"a": np.zeros(3)}, "c1") as arrays,
-        ConditionalAccumulator(np.float32, [2], "c0") as first,
-        ConditionalAccumulator(np.float32, [2], "c2") as last,
+        shmacc.SharedArrays({"a": np.zeros(3)}, "c1") as arrays,
+        shmacc.ConditionalAccumulator(np.float32, [2], "c0") as first,
+        shmacc.ConditionalAccumulator(np.float32, [2], "c2") as last,
     ):
         takers = [start(crew, inspect_tool.wait_in_queue, name, 3) for name in ("c0", "c2")]
         until(lambda: first.stats().waiting == last.stats().waiting == 1)
@@ -141,9 +147,9 @@ def test_watch_shows_arrays() -> None:
             assert word not in seen
 
 
-def test_show_tells_what_each_member_of_a_group_uses() -> None:
-    specs = {"a": TensorSpec([4], np.float32), "b": TensorSpec([2], "f8")}
-    with AccumulatorGroup(specs, "g") as it:
+def test_show_prints_the_memory_of_each_member_of_a_group() -> None:
+    specs = {"a": shmacc.TensorSpec([4], np.float32), "b": shmacc.TensorSpec([2], "f8")}
+    with shmacc.AccumulatorGroup(specs, "g") as it:
         it.apply({"a": np.ones(4, np.float32)}, local_step=0)
         members = {one["name"]: one["bytes_used"] for one in ask("show", "g")["members"]}
         assert members["a"] >= 16
@@ -152,13 +158,13 @@ def test_show_tells_what_each_member_of_a_group_uses() -> None:
 
 
 def test_watch_shows_events(crew: Crew) -> None:
-    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
+    with shmacc.ConditionalAccumulator(np.float32, [2], "acc") as acc:
         acc.cancel()
         with Terminal("watch", "acc", "--interval", "0.1", rows=24) as terminal:
             terminal.wait_for("WHEN", "cancelled")
             dead = start(crew, inspect_tool.idle, "acc")
             dead.kill()
-            with ConditionalAccumulator.attach("acc"):  # which sweeps it
+            with shmacc.ConditionalAccumulator.attach("acc"):  # which sweeps it
                 terminal.wait_for("died", str(dead.pid))
             screen = terminal.text()
             assert screen.index("died") < screen.index("cancelled")  # the last one first
@@ -170,7 +176,7 @@ def test_watch_shows_events(crew: Crew) -> None:
 
 
 def test_watch_in_a_pipe_prints_events(crew: Crew) -> None:
-    with SparseConditionalAccumulator(np.float32, [50_000, 16], "acc") as acc:
+    with shmacc.SparseConditionalAccumulator(np.float32, [50_000, 16], "acc") as acc:
         acc.cancel()  # before: `show` has it
         with stopped_with_the_lock(crew, "acc"):
             command = [str(COMMAND), "watch", "acc", "--json", "--interval", "0.2"]
@@ -193,7 +199,7 @@ def test_watch_in_a_pipe_prints_events(crew: Crew) -> None:
 
 
 def test_a_segment_remembers_the_last_64_events() -> None:
-    with ConditionalAccumulator(np.float32, [2], "acc") as acc:
+    with shmacc.ConditionalAccumulator(np.float32, [2], "acc") as acc:
         for step in range(70):
             acc.set_global_step(step)
             acc.cancel()
@@ -207,22 +213,24 @@ IDS = np.arange(40) * 2**50
 
 
 @pytest.fixture
-def params() -> Iterator[Parameters]:
+def params() -> Iterator[shmacc.Parameters]:
     """An array, and a table that had 40 rows and has 30."""
     made = _make()
     with made:
         yield made
 
 
-def _make() -> Parameters:
-    table = TableSpec((4,), initial=init.Uniform(-1, 1, seed=3), max_rows=50)
-    params = Parameters(
+def _make() -> shmacc.Parameters:
+    table = shmacc.TableSpec((4,), initial=init.Uniform(-1, 1, seed=3), max_rows=50)
+    params = shmacc.Parameters(
         {"user": table, "fc": np.zeros((4, 2))},
         "params",
         optimizer={"user": optim.Adagrad(0.1)},
         unlink_on_close=True,
     )
-    with AccumulatorGroup({"user": params.member_specs()["user"]}, unlink_on_close=True) as group:
+    with shmacc.AccumulatorGroup(
+        {"user": params.member_specs()["user"]}, unlink_on_close=True
+    ) as group:
         group.apply({"user": (IDS, np.ones((len(IDS), 4), np.float32))}, 0)
         with group.round(1) as taken:
             params.update(taken, remove={"user": IDS[:10]})
@@ -233,7 +241,7 @@ FIELDS = ("rows", "max_rows", "rows_added", "rows_removed", "initial")
 INITIAL = "Uniform(low=-1.0, high=1.0, seed=3)"
 
 
-def test_a_tables_rows_are_shown(params: Parameters) -> None:
+def test_a_tables_rows_are_shown(params: shmacc.Parameters) -> None:
     assert len(params["user"]) == 30
     assert inspection.check("params") == inspection.damage("params") == ()
     summary = inspection.describe("params").summary
@@ -256,15 +264,17 @@ def test_a_tables_rows_are_shown(params: Parameters) -> None:
 
 
 def test_parameters_without_tables_have_no_rows() -> None:
-    with Parameters({"fc": np.zeros(3)}, "params", unlink_on_close=True):
+    with shmacc.Parameters({"fc": np.zeros(3)}, "params", unlink_on_close=True):
         titles, row = (line.split() for line in run("list", "params").stdout.splitlines())
         assert row[titles.index("ROWS")] == "-"
         assert "1 parameter array," in run("show", "params").stdout
         assert 'shmacc_table_rows{name="params"' not in run("metrics").stdout
 
 
-def test_a_table_whose_rows_were_all_removed_has_none(params: Parameters) -> None:
-    with AccumulatorGroup({"user": params.member_specs()["user"]}, unlink_on_close=True) as group:
+def test_a_table_whose_rows_were_all_removed_has_none(params: shmacc.Parameters) -> None:
+    with shmacc.AccumulatorGroup(
+        {"user": params.member_specs()["user"]}, unlink_on_close=True
+    ) as group:
         group.advance_step(1)
         group.apply({}, 1)
         with group.round(1) as taken:
@@ -332,16 +342,13 @@ def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
         return found, shown, metrics["shmacc_table_faults"][0]["value"], mended
 
 
-@pytest.mark.parametrize(
-    ("damage", "said", "mended"),
-    [
-        (_lose_all, "30 of 30 rows cannot be found through the index", True),
-        (_lose_some, "of 30 rows cannot be found through the index", True),
-        (_fill_up, "30 of 30 rows cannot be found through the index", True),
-        (_repeat_an_id, "a row stands in the table twice", False),
-        (_bring_one_back, "it has 30 rows, but 31 of its places are in use", False),
-    ],
-)
+@pytest.mark.parametrize(("damage", "said", "mended"), [
+    (_lose_all, "30 of 30 rows cannot be found through the index", True),
+    (_lose_some, "of 30 rows cannot be found through the index", True),
+    (_fill_up, "30 of 30 rows cannot be found through the index", True),
+    (_repeat_an_id, "a row stands in the table twice", False),
+    (_bring_one_back, "it has 30 rows, but 31 of its places are in use", False),
+])  # fmt: skip
 def test_every_verb_reports_a_damaged_table_and_the_remedy_saves_its_rows(
     damage: Any, said: str, mended: bool
 ) -> None:
@@ -363,7 +370,7 @@ class _LeftError(Exception):
     pass
 
 
-def leave(group: AccumulatorGroup, params: Parameters | None) -> None:
+def leave(group: shmacc.AccumulatorGroup, params: shmacc.Parameters | None) -> None:
     """Leave a round by an exception, after an update of parameters, if there are any."""
     with suppress(_LeftError), group.round(1) as taken:
         if params is not None:
@@ -371,29 +378,26 @@ def leave(group: AccumulatorGroup, params: Parameters | None) -> None:
         raise _LeftError
 
 
-def end(group: AccumulatorGroup, params: Parameters) -> None:
+def end(group: shmacc.AccumulatorGroup, params: shmacc.Parameters) -> None:
     with group.round(1) as taken:
         params.update(taken)
 
 
-@pytest.mark.parametrize(
-    ("refused", "deed"),
-    [
-        (True, lambda group, _, stack: stack.enter_context(group.round(1))),
-        (True, lambda group, params, stack: params.update(stack.enter_context(group.round(1)))),
-        (True, lambda group, params, _: leave(group, params)),
-        (True, lambda group, *_: group.take_partial(1, seal=True)),
-        (False, lambda group, *_: leave(group, None)),
-        (False, lambda group, params, _: end(group, params)),
-        (False, lambda group, *_: (group.take_partial(1, seal=True), group.unseal())),
-    ],
-)
-def test_sealed_tells_whether_applies_at_the_step_are_refused(
-    refused: bool, deed: Callable[[AccumulatorGroup, Parameters, ExitStack], object]
+@pytest.mark.parametrize(("refused", "deed"), [
+    (True, lambda group, _, stack: stack.enter_context(group.round(1))),
+    (True, lambda group, params, stack: params.update(stack.enter_context(group.round(1)))),
+    (True, lambda group, params, _: leave(group, params)),
+    (True, lambda group, *_: group.take_partial(1, seal=True)),
+    (False, lambda group, *_: leave(group, None)),
+    (False, lambda group, params, _: end(group, params)),
+    (False, lambda group, *_: (group.take_partial(1, seal=True), group.unseal())),
+])  # fmt: skip
+def test_sealed_shows_whether_applies_at_the_step_are_refused(
+    refused: bool, deed: Callable[[shmacc.AccumulatorGroup, shmacc.Parameters, ExitStack], object]
 ) -> None:
     with (
-        Parameters({"a": np.zeros(3)}, optimizer=optim.SGD(1.0)) as params,
-        AccumulatorGroup(params.member_specs(), "group") as group,
+        shmacc.Parameters({"a": np.zeros(3)}, optimizer=optim.SGD(1.0)) as params,
+        shmacc.AccumulatorGroup(params.member_specs(), "group") as group,
         ExitStack() as stack,
     ):
         group.apply({"a": np.ones(3)}, 0)

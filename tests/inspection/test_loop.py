@@ -6,26 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers import standing_still as job
 from helpers.apart import Crew
 from helpers.half_loads import half_loaded, loading
 from helpers.inspect_tool import ask, run, stop_within
-from helpers.standing_still import (
-    NAME,
-    apply,
-    begin,
-    do,
-    hold_a_round,
-    impatient,
-    kill,
-    kinds,
-    named,
-    once,
-    pause,
-    problem,
-    stop,
-    take,
-    wait_for_ever,
-)
 from helpers.standing_still import impatience as impatience
 from helpers.stepping_tracer import refusal
 from helpers.support import until
@@ -42,10 +26,10 @@ LARGE: Final = 2**21  # numbers
 @pytest.fixture(autouse=True)
 def segments() -> Iterator[None]:
     """An accumulator and its parameters, not attached in the test."""
-    ConditionalAccumulator(np.float32, [4], NAME).close()
+    ConditionalAccumulator(np.float32, [4], job.NAME).close()
     Parameters({"w": np.zeros(4, np.float32)}, PARAMS, optimizer=SGD(0.5)).close()
     yield
-    for name in (NAME, PARAMS):
+    for name in (job.NAME, PARAMS):
         inspection.remove(name, force=True)
 
 
@@ -59,7 +43,7 @@ def fail(error: Exception) -> Callable[[Any], None]:
 
 def failed(crew: Crew, error: Exception, *before: Callable[[Any], Any]) -> int:
     """Let a process fail after some actions; return its pid."""
-    worker = crew.start(do, NAME, *before, fail(error))
+    worker = crew.start(job.do, job.NAME, *before, fail(error))
     with pytest.raises(type(error)):
         worker.result()
     return worker.pid
@@ -69,10 +53,10 @@ def update_and_stay_in_the_block(acc: Any) -> None:
     """Be a chief whose round is final."""
     with Parameters.attach(PARAMS) as arrays, acc.round(1) as taken:
         arrays.update(taken)
-        pause(acc)
+        job.pause(acc)
 
 
-def notes(name: str = NAME) -> dict[str, Any]:
+def notes(name: str = job.NAME) -> dict[str, Any]:
     """The notes of `check`, by kind; nothing may be wrong."""
     found = ask("check", name)["findings"]
     assert {each["severity"] for each in found} <= {"note"}
@@ -84,7 +68,7 @@ def samples(name: str) -> list[dict[str, Any]]:
     return list(metric["samples"])
 
 
-def shown(name: str = NAME) -> str:
+def shown(name: str = job.NAME) -> str:
     return " ".join(run("show", name).stdout.split())
 
 
@@ -93,17 +77,19 @@ NO_FILE: Final = OSError("no such file: data/7")
 
 
 def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None:
-    pids = [failed(crew, BAD_BATCH, apply), failed(crew, NO_FILE), failed(crew, NO_FILE)]
-    with shmacc.attach(NAME):  # which sweeps
+    pids = [failed(crew, BAD_BATCH, job.apply), failed(crew, NO_FILE), failed(crew, NO_FILE)]
+    with shmacc.attach(job.NAME):  # which sweeps
         pass
-    found = [each for each in ask("check", NAME, status=1)["findings"] if each["kind"] == "failed"]
+    found = [
+        each for each in ask("check", job.NAME, status=1)["findings"] if each["kind"] == "failed"
+    ]
     assert [each["problem"] for each in found] == [
         f"pid {pids[0]} has failed: ValueError: a bad batch",
         f"pids {pids[1]}, {pids[2]} have failed: OSError: no such file: data/7",
     ]
     assert "ValueError: a bad batch" in shown()
     assert "OSError: no such file: data/7" in shown()
-    answer = ask("show", NAME)
+    answer = ask("show", job.NAME)
     events = [(one["kind"], one["pid"], one["reason"]) for one in answer["events"]]
     assert ("failed", pids[0], "ValueError: a bad batch") in events
     (departed,) = answer["departed"]
@@ -115,106 +101,103 @@ def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None
     assert [one["reason"] for one in labels] == ["ValueError", "OSError", "OSError"]
 
 
-@impatient
-def test_a_take_that_failed_workers_leave_waiting_names_them(crew: Crew) -> None:
+@job.impatient
+def test_a_take_that_waits_for_failed_workers_names_them(crew: Crew) -> None:
     """A parent that only keeps the segment open is not expected to apply."""
-    begin(crew, pause)
-    once(crew, apply, take(1))
-    pid = failed(crew, ValueError("a bad\n\x1b[2Jbatch"), apply)
-    begin(crew, take(2))
-    named(StallKind.QUORUM_OUT_OF_REACH)
-    assert f"pid {pid} has failed: ValueError: a bad\n\x1b[2Jbatch" in problem()
+    job.begin(crew, job.pause)
+    job.once(crew, job.apply, job.take(1))
+    pid = failed(crew, ValueError("a bad\n\x1b[2Jbatch"), job.apply)
+    job.begin(crew, job.take(2))
+    job.named(StallKind.QUORUM_OUT_OF_REACH)
+    assert f"pid {pid} has failed: ValueError: a bad\n\x1b[2Jbatch" in job.problem()
     assert f"pid {pid} has failed: ValueError: a bad??[2Jbatch" in shown()
 
 
-@impatient
+@job.impatient
 def test_a_chief_that_failed_is_named_with_its_exception(crew: Crew) -> None:
-    pid = failed(crew, KeyError("lr"), apply, take(1))
-    begin(crew, wait_for_ever)
-    named(StallKind.NOBODY_TAKES)
-    assert problem().endswith(f"pid {pid}, which did, has failed: KeyError: 'lr'")
-    (stall,) = inspection.describe(NAME).summary.stalls
+    pid = failed(crew, KeyError("lr"), job.apply, job.take(1))
+    job.begin(crew, job.wait_for_ever)
+    job.named(StallKind.NOBODY_TAKES)
+    assert job.problem().endswith(f"pid {pid}, which did, has failed: KeyError: 'lr'")
+    (stall,) = inspection.describe(job.NAME).summary.stalls
     assert stall.remedy.startswith("mend what it failed with, then start the process")
 
 
-@impatient
+@job.impatient
 def test_the_death_of_a_chief_in_its_first_block_is_reported(crew: Crew) -> None:
-    """It has opened a round, though it had taken none; a parent keeps the segment open."""
-    begin(crew, pause)
-    chief = begin(crew, apply, hold_a_round)
-    until(lambda: inspection.describe(NAME).round_holder is not None)
-    begin(crew, wait_for_ever)
-    kill(chief)
-    named(StallKind.NOBODY_TAKES)
+    """The chief has opened its first round; a parent keeps the segment open."""
+    job.begin(crew, job.pause)
+    chief = job.begin(crew, job.apply, job.hold_a_round)
+    until(lambda: inspection.describe(job.NAME).round_holder is not None)
+    job.begin(crew, job.wait_for_ever)
+    job.kill(chief)
+    job.named(StallKind.NOBODY_TAKES)
 
 
 def test_a_dead_chiefs_final_round_is_shown_with_its_remedy(crew: Crew) -> None:
-    begin(crew, pause)
-    chief = begin(crew, apply, update_and_stay_in_the_block)
-    until(lambda: inspection.describe(NAME).stats.update == "in")
-    final = ask("show", NAME)["final_round"]
+    job.begin(crew, job.pause)
+    chief = job.begin(crew, job.apply, update_and_stay_in_the_block)
+    until(lambda: inspection.describe(job.NAME).stats.update == "in")
+    final = ask("show", job.NAME)["final_round"]
     assert (final["is_in"], final["pid"], final["held"]) == (True, chief.pid, True)
     assert f"its update, of pid {chief.pid}, is in since" in shown()
     assert "final_round_without_holder" not in notes()
     assert [each["value"] for each in samples("shmacc_round_final")] == [1]
-    pid = kill(chief)
-    assert ask("show", NAME)["final_round"]["held"] is False
+    pid = job.kill(chief)
+    assert ask("show", job.NAME)["final_round"]["held"] is False
     assert f"its update, of pid {pid}, is in since" in shown()
     assert "no process has it open: the next one that takes gets it" in shown()
     found = notes()["final_round_without_holder"]
     assert f"pid {pid}" in found["problem"]
     assert "step 0 is final" in found["problem"]
     assert "the next process that takes gets the same gradients" in found["remedy"]
-    with Parameters.attach(PARAMS) as arrays, shmacc.attach(NAME) as acc, acc.round(5) as taken:
+    with Parameters.attach(PARAMS) as arrays, shmacc.attach(job.NAME) as acc, acc.round(5) as taken:
         assert not arrays.update(taken)  # the remedy
     assert "final_round_without_holder" not in notes()
-    assert ask("show", NAME)["final_round"] is None
+    assert ask("show", job.NAME)["final_round"] is None
 
 
 def test_a_finished_run_is_no_standstill(crew: Crew) -> None:
-    chief = begin(crew, apply, hold_a_round)
-    until(lambda: inspection.describe(NAME).round_holder is not None)
-    stop(chief)
-    assert kinds() == [StallKind.ROUND_HOLDER_STOPPED]
-    with shmacc.attach(NAME) as acc:
+    chief = job.begin(crew, job.apply, job.hold_a_round)
+    until(lambda: inspection.describe(job.NAME).round_holder is not None)
+    job.stop(chief)
+    assert job.kinds() == [StallKind.ROUND_HOLDER_STOPPED]
+    with shmacc.attach(job.NAME) as acc:
         acc.finish()
-    assert kinds() == []
-    (listed,) = ask("list", NAME)["segments"]
+    assert job.kinds() == []
+    (listed,) = ask("list", job.NAME)["segments"]
     assert (listed["state"], listed["finished"]) == ("finished", True)
-    assert run("list", NAME).stdout.split()[-1] == "finished"
+    assert run("list", job.NAME).stdout.split()[-1] == "finished"
     assert "the run is over" in shown()
     assert [each["value"] for each in samples("shmacc_finished")] == [1]
-    assert run("check", NAME, "--quiet").returncode == 0
-    refused = run("remove", NAME)
+    assert run("check", job.NAME, "--quiet").returncode == 0
+    refused = run("remove", job.NAME)
     assert (refused.returncode, "in use by pid" in refused.stderr) == (1, True)
-    assert run("clean", NAME).stdout == ""
+    assert run("clean", job.NAME).stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("deeds", "says"),
-    [
-        ((apply, take(1), pause), "pid {}, which took before, is alive (sleeping)"),
-        ((apply, hold_a_round), "pid {}, which has a round open"),
-    ],
-)
+@pytest.mark.parametrize(("deeds", "says"), [
+    ((job.apply, job.take(1), job.pause), "pid {}, which took before, is alive (sleeping)"),
+    ((job.apply, job.hold_a_round), "pid {}, which has a round open"),
+])  # fmt: skip
 def test_a_chief_that_computes_while_others_wait_is_only_noted(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, deeds: tuple[Callable[[Any], Any], ...], says: str
 ) -> None:
-    """It lives, so it may compute."""
-    chief = begin(crew, *deeds)
-    begin(crew, wait_for_ever)
-    assert inspection.describe(NAME).suspected is None, "others have not waited for long"
+    """A living chief may be computing."""
+    chief = job.begin(crew, *deeds)
+    job.begin(crew, job.wait_for_ever)
+    assert inspection.describe(job.NAME).suspected is None, "others have not waited for long"
     monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
-    until(lambda: inspection.describe(NAME).suspected is not None)
-    assert kinds() == []
-    suspected = inspection.describe(NAME).suspected
+    until(lambda: inspection.describe(job.NAME).suspected is not None)
+    assert job.kinds() == []
+    suspected = inspection.describe(job.NAME).suspected
     assert suspected is not None
     assert says.format(chief.pid) in suspected.problem
-    (found,) = [each for each in inspection.check(NAME) if each.kind == StallKind.TAKER_IDLE]
+    (found,) = [each for each in inspection.check(job.NAME) if each.kind == StallKind.TAKER_IDLE]
     assert found.severity is inspection.Severity.NOTE
-    stop(chief)  # which is proof
-    assert kinds() != []
-    assert inspection.describe(NAME).suspected is None
+    job.stop(chief)  # which is proof
+    assert job.kinds() != []
+    assert inspection.describe(job.NAME).suspected is None
 
 
 def test_parameters_are_shown_with_optimizers_and_slots() -> None:
@@ -239,7 +222,7 @@ def test_parameters_are_shown_with_optimizers_and_slots() -> None:
 def update_for_ever(acc: Any) -> None:
     with Parameters.attach("large.params") as arrays:
         while True:
-            apply(acc, acc.global_step)
+            job.apply(acc, acc.global_step)
             with acc.round(1) as taken:
                 arrays.update(taken)
 
@@ -249,7 +232,7 @@ def test_running_and_interrupted_updates_are_shown(crew: Crew) -> None:
         ConditionalAccumulator(np.float32, [LARGE], "large") as acc,
         Parameters({"w": TensorSpec((LARGE,))}, "large.params", optimizer=SGD(0.5)) as arrays,
     ):
-        chief = begin(crew, update_for_ever, name="large")
+        chief = job.begin(crew, update_for_ever, name="large")
         stop_within(chief.pid, "large.params")
         update = ask("show", "large.params")["update"]
         assert (update["is_interrupted"], update["pid"]) == (False, chief.pid)
@@ -260,7 +243,7 @@ def test_running_and_interrupted_updates_are_shown(crew: Crew) -> None:
         assert found["problem"] == (
             f"pid {chief.pid} is stopped and holds the lock: no process can update or copy them"
         )
-        pid = kill(chief)
+        pid = job.kill(chief)
         update = ask("show", "large.params")["update"]
         assert (update["is_interrupted"], update["pid"]) == (True, pid)
         assert f"one was interrupted by the death of pid {pid}" in shown("large.params")
@@ -278,9 +261,9 @@ def test_running_and_interrupted_updates_are_shown(crew: Crew) -> None:
 @pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {refusal()}")
 def test_an_interrupted_load_is_wrong_until_it_is_repeated(tmp_path: Path) -> None:
     def attach() -> dict[str, Any]:
-        return {"params": Parameters.attach(PARAMS), "acc": shmacc.attach(NAME)}
+        return {"params": Parameters.attach(PARAMS), "acc": shmacc.attach(job.NAME)}
 
-    with Parameters.attach(PARAMS) as arrays, shmacc.attach(NAME) as acc:
+    with Parameters.attach(PARAMS) as arrays, shmacc.attach(job.NAME) as acc:
         saved = {"params": arrays, "acc": acc}
         shmacc.save(tmp_path / "saved.npz", saved)
         with half_loaded(arrays, loading(tmp_path / "saved.npz", attach)) as loader:
@@ -299,7 +282,7 @@ def test_an_interrupted_load_is_wrong_until_it_is_repeated(tmp_path: Path) -> No
 
 def test_parameters_have_metrics_of_their_own() -> None:
     with ConditionalAccumulator(np.float32, [4], "own") as acc, Parameters.attach(PARAMS) as arrays:
-        apply(acc)
+        job.apply(acc)
         with acc.round(1) as taken:
             arrays.update(taken)
         acc.unlink()

@@ -1,4 +1,4 @@
-"""What `metrics` prints, writes to files and serves; it changes nothing."""
+"""`metrics` prints, writes to files, and serves metrics; it changes nothing."""
 
 import os
 import signal
@@ -92,18 +92,13 @@ def test_a_client_that_hangs_up_is_not_logged() -> None:
 _MISSING = "raise ModuleNotFoundError(\"No module\", name='prometheus_client')"
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (_MISSING, "needs prometheus_client: pip install"),
-        ("raise ImportError('libz.so.1')", "import failed (ImportError('libz.so.1'))"),
-        ("", "import failed (ModuleNotFoundError(\"No module named 'prometheus_client.core'"),
-    ],
-)
-def test_without_prometheus_client_metrics_says_what_to_install(
-    tmp_path: Path, content: str, why: str
-) -> None:
-    """And why its import failed, if it is installed."""
+@pytest.mark.parametrize(("content", "why"), [
+    (_MISSING, "needs prometheus_client: pip install"),
+    ("raise ImportError('libz.so.1')", "import failed (ImportError('libz.so.1'))"),
+    ("", "import failed (ModuleNotFoundError(\"No module named 'prometheus_client.core'"),
+])  # fmt: skip
+def test_metrics_names_the_missing_package(tmp_path: Path, content: str, why: str) -> None:
+    """If it is installed, the message says why its import failed."""
     (tmp_path / "prometheus_client.py").write_text(content, encoding="ascii")
     done = run("metrics", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
@@ -137,7 +132,7 @@ def test_a_file_is_replaced_in_one_piece_and_keeps_its_mode(tmp_path: Path) -> N
 
 
 def test_devices_and_pipes_are_written_to_and_not_replaced(tmp_path: Path) -> None:
-    """A terminal, too."""
+    """Terminals are devices, too."""
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

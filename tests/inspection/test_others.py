@@ -1,4 +1,4 @@
-"""Other users' segments: a verb that cannot read them fails, and suggests nothing they refuse."""
+"""A verb that cannot read other users' segments fails, and suggests no forbidden command."""
 
 import os
 from collections.abc import Iterator

@@ -144,10 +144,8 @@ def test_the_contributors_that_rounds_wait_for_are_named(
     assert samples[0] == (label, 4.0)
 
 
-def test_the_contributors_that_were_late_most_often_are_kept(
-    acc: ConditionalAccumulator, crew: Crew
-) -> None:
-    """One that is late often is not lost among others that are late once."""
+def test_the_most_often_late_contributors_are_kept(acc: ConditionalAccumulator, crew: Crew) -> None:
+    """A contributor that is late often is not lost among others that are late once."""
     chief = crew.start(take, 2)
     chief.hear()
     process = crew.start(apply_when_told, 0)
@@ -171,8 +169,8 @@ def test_the_contributors_that_were_late_most_often_are_kept(
     assert len(samples) == 5
 
 
-def test_the_age_of_gradients_without_a_step(acc: ConditionalAccumulator) -> None:
-    """At most the number of updates since the process's gradient before."""
+def test_a_gradient_without_a_step_has_a_largest_age(acc: ConditionalAccumulator) -> None:
+    """That age is the number of updates since the process's previous gradient."""
 
     def apply(local_step: int) -> None:
         acc.apply_grad(np.ones(2, np.float32), local_step=local_step)

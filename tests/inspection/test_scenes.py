@@ -13,24 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers import standing_still as job
 from helpers.apart import Apart, Crew
 from helpers.inspect_tool import ask, run
-from helpers.standing_still import (
-    NAME,
-    apply,
-    begin,
-    do,
-    doing,
-    hold_a_round,
-    kill,
-    once,
-    patience,
-    pause,
-    stop,
-    take,
-    wait_for_ever,
-    work,
-)
 from helpers.support import until
 
 import shmacc
@@ -41,17 +26,18 @@ from shmacc_inspect.sorting import SORTS
 
 FINE: Final = "fine"
 OFTEN: Final = 0.02  # seconds
+A_TICK: Final = 0.02  # seconds; of the clock of the segments, twice at least
 
 
 @pytest.fixture(autouse=True)
 def segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two segments, one of them healthy; waits count at once."""
-    patience(monkeypatch, 0.0)
+    job.patience(monkeypatch, 0.0)
     monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
     with ConditionalAccumulator(np.float32, [2], FINE) as fine:
-        ConditionalAccumulator(np.float32, [2], NAME).close()
+        ConditionalAccumulator(np.float32, [2], job.NAME).close()
         yield
-        inspection.remove(NAME, force=True)
+        inspection.remove(job.NAME, force=True)
         fine.unlink()
 
 
@@ -71,11 +57,11 @@ def look_in_from_a_thread(acc: Any) -> None:
 
 
 def bystanders(crew: Crew) -> None:
-    for deed in (pause, pause, look_in, look_in):
-        begin(crew, deed)
-    # Takes are timed by a coarse clock: from here on it also shows later times.
+    for deed in (job.pause, job.pause, look_in, look_in):
+        job.begin(crew, deed)
+    # The clock of segments is coarse: from here on it also shows later times.
     came = time.monotonic()
-    until(lambda: time.monotonic() > came + 2 * _stall_facts._TICK)
+    until(lambda: time.monotonic() > came + A_TICK)
 
 
 # -- those who act ---------------------------------------------------------------------------------
@@ -89,33 +75,33 @@ class Stage:
 
     def chief(self, *deeds: Callable[[Any], Any]) -> Apart:
         """Start a process that takes once, then acts; return after the take."""
-        before = inspection.describe(NAME).stats.takes
-        chief = begin(self.crew, take(1), *deeds)
-        once(self.crew, apply)
-        until(lambda: inspection.describe(NAME).stats.takes == before + 1)
+        before = inspection.describe(job.NAME).stats.takes
+        chief = job.begin(self.crew, job.take(1), *deeds)
+        job.once(self.crew, job.apply)
+        until(lambda: inspection.describe(job.NAME).stats.takes == before + 1)
         return chief
 
     def hung_chief(self) -> Apart:
-        chief = self.chief(pause)
+        chief = self.chief(job.pause)
         until(lambda: self.does(chief, "idle"))
         return chief
 
     def does(self, one: Apart, what: str) -> bool:
-        processes = inspection.describe(NAME).processes
+        processes = inspection.describe(job.NAME).processes
         return [each.activity for each in processes if each.pid == one.pid] == [what]
 
     def wait(self, number: int = 2) -> None:
         """Let workers apply, and wait for the step."""
-        before = doing("waits for the step")
+        before = job.doing("waits for the step")
         for _ in range(number):
-            begin(self.crew, apply, wait_for_ever)
-        until(lambda: doing("waits for the step") == before + number)
+            job.begin(self.crew, job.apply, job.wait_for_ever)
+        until(lambda: job.doing("waits for the step") == before + number)
 
     def head(self, number: int, *deeds: Callable[[Any], Any]) -> Apart:
         """Let a chief take once, then wait for so many gradients; it has one worker."""
-        chief = begin(self.crew, take(1), take(number))
-        worker = self.crew.start(do, NAME, work, *deeds)
-        until(lambda: inspection.describe(NAME).stats.takes == 1)
+        chief = job.begin(self.crew, job.take(1), job.take(number))
+        worker = self.crew.start(job.do, job.NAME, job.work, *deeds)
+        until(lambda: inspection.describe(job.NAME).stats.takes == 1)
         until(lambda: self.does(chief, "waits in the queue"))
         if deeds:
             until(lambda: self.does(worker, "idle"))
@@ -132,7 +118,7 @@ def chief_hangs(stage: Stage) -> Apart:
 
 
 def chief_hangs_and_looks_in(stage: Stage) -> Apart:
-    chief = stage.chief(look_in_from_a_thread, pause)
+    chief = stage.chief(look_in_from_a_thread, job.pause)
     stage.wait()
     return chief
 
@@ -143,23 +129,23 @@ def chief_leaves(stage: Stage) -> None:
 
 
 def chief_hangs_in_its_block(stage: Stage) -> Apart:
-    chief = begin(stage.crew, apply, hold_a_round)
-    until(lambda: inspection.describe(NAME).round_holder is not None)
+    chief = job.begin(stage.crew, job.apply, job.hold_a_round)
+    until(lambda: inspection.describe(job.NAME).round_holder is not None)
     for _ in range(2):
-        begin(stage.crew, wait_for_ever)
-    until(lambda: doing("waits for the step") == 2)
+        job.begin(stage.crew, job.wait_for_ever)
+    until(lambda: job.doing("waits for the step") == 2)
     return chief
 
 
 def chief_hangs_in_its_block_before_another(stage: Stage) -> Apart:
     chief = chief_hangs_in_its_block(stage)
-    begin(stage.crew, take(1))
-    until(lambda: len(inspection.describe(NAME).queue) == 1)
+    job.begin(stage.crew, job.take(1))
+    until(lambda: len(inspection.describe(job.NAME).queue) == 1)
     return chief
 
 
 def first_chief_hangs(stage: Stage) -> Apart:
-    chief = begin(stage.crew, pause)
+    chief = job.begin(stage.crew, job.pause)
     stage.wait()
     return chief
 
@@ -175,31 +161,31 @@ def second_chief_hangs(stage: Stage) -> Apart:
 
 
 def second_chief_of_a_dead_one_hangs(stage: Stage) -> Apart:
-    kill(stage.hung_chief())
+    job.kill(stage.hung_chief())
     return chief_hangs(stage)
 
 
 def second_chief_of_one_that_works_now_hangs(stage: Stage) -> Apart:
-    stage.chief(apply, wait_for_ever)
+    stage.chief(job.apply, job.wait_for_ever)
     return chief_hangs(stage)
 
 
 def chief_hangs_while_others_apply(stage: Stage) -> Apart:
     def apply_now_and_then(acc: Any) -> None:
         while True:
-            apply(acc)
+            job.apply(acc)
             time.sleep(OFTEN)
 
     chief = stage.hung_chief()
-    begin(stage.crew, apply_now_and_then)
+    job.begin(stage.crew, apply_now_and_then)
     for _ in range(2):
-        begin(stage.crew, wait_for_ever)
-    until(lambda: doing("waits for the step") == 2)
+        job.begin(stage.crew, job.wait_for_ever)
+    until(lambda: job.doing("waits for the step") == 2)
     return chief
 
 
 def worker_hangs(stage: Stage) -> Apart:
-    worker = stage.head(2, pause)
+    worker = stage.head(2, job.pause)
     stage.wait(1)
     return worker
 
@@ -210,20 +196,20 @@ def worker_leaves(stage: Stage) -> None:
 
 
 def workers_never_come(stage: Stage) -> None:
-    begin(stage.crew, take(3))
-    until(lambda: len(inspection.describe(NAME).queue) == 1)
+    job.begin(stage.crew, job.take(3))
+    until(lambda: len(inspection.describe(job.NAME).queue) == 1)
     stage.wait()
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is played, and the answer.
+    """A situation of processes, and the stall that must be found in it.
 
     Attributes:
-        play: Sets it up.
-        strike: What is done to the process at fault then: `kill`, `stop`, or nothing.
-        kind: What it is called.
-        proved: Whether it is proved.
+        play: Sets the situation up.
+        strike: What is then done to the process at fault: `kill`, `stop`, or nothing.
+        kind: The kind of the stall.
+        proved: Whether the stall is proved, not only suspected.
         beside: The same beside others that were there before: (kind, proved, whether the one at
             fault is named). None: the same.
         later: The same beside others that came later.
@@ -243,26 +229,26 @@ _NAMED: Final = (TAKER, False, True)
 _UNNAMED: Final = (TAKER, False, False)  # it is not known who was to take
 _WORKERS: Final = (APPLIER, False, False)
 SCENES: Final = (
-    Scene(chief_hangs, kill, NOBODY, proved=True),
+    Scene(chief_hangs, job.kill, NOBODY, proved=True),
     Scene(chief_hangs, None, TAKER, proved=False),
     Scene(chief_hangs_and_looks_in, None, TAKER, proved=False),
-    Scene(chief_hangs, stop, NOBODY, proved=True),
+    Scene(chief_hangs, job.stop, NOBODY, proved=True),
     Scene(chief_leaves, None, NOBODY, proved=True),
     Scene(chief_hangs_in_its_block, None, TAKER, proved=False),
     Scene(chief_hangs_in_its_block_before_another, None, TAKER, proved=False),
-    Scene(chief_hangs_in_its_block, stop, StallKind.ROUND_HOLDER_STOPPED, proved=True),
+    Scene(chief_hangs_in_its_block, job.stop, StallKind.ROUND_HOLDER_STOPPED, proved=True),
     Scene(first_chief_hangs, None, TAKER, proved=False, beside=_UNNAMED, later=_UNNAMED),
-    Scene(first_chief_hangs, stop, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
-    Scene(first_chief_hangs, kill, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
+    Scene(first_chief_hangs, job.stop, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
+    Scene(first_chief_hangs, job.kill, NOBODY, proved=True, beside=_NAMED, later=_NAMED),
     Scene(first_chief_never_comes, None, NOBODY, proved=True, beside=_UNNAMED, later=_UNNAMED),
     Scene(second_chief_hangs, None, TAKER, proved=False),
-    Scene(second_chief_hangs, kill, NOBODY, proved=True),
+    Scene(second_chief_hangs, job.kill, NOBODY, proved=True),
     Scene(second_chief_of_a_dead_one_hangs, None, TAKER, proved=False),
-    Scene(second_chief_of_one_that_works_now_hangs, kill, NOBODY, proved=True),
-    Scene(chief_hangs_while_others_apply, kill, NOBODY, proved=True),
+    Scene(second_chief_of_one_that_works_now_hangs, job.kill, NOBODY, proved=True),
+    Scene(chief_hangs_while_others_apply, job.kill, NOBODY, proved=True),
     Scene(worker_hangs, None, APPLIER, proved=False),
-    Scene(worker_hangs, stop, StallKind.APPLIERS_STOPPED, proved=True),
-    Scene(worker_hangs, kill, QUORUM, proved=True),
+    Scene(worker_hangs, job.stop, StallKind.APPLIERS_STOPPED, proved=True),
+    Scene(worker_hangs, job.kill, QUORUM, proved=True),
     Scene(worker_leaves, None, QUORUM, proved=True, later=_WORKERS),
     Scene(workers_never_come, None, QUORUM, proved=True, beside=_WORKERS, later=_WORKERS),
 )
@@ -293,7 +279,7 @@ def test_the_process_at_fault_is_named_and_no_other(crew: Crew, scene: Scene, be
     if beside == "later":
         bystanders(crew)
         kind, proved, named = scene.later or (kind, proved, True)
-    becomes(NAME, kind, proved=proved)
+    becomes(job.NAME, kind, proved=proved)
     # A process that attaches may be about to record the death of the one at fault.
     at_fault = {culprit.pid} if named and culprit is not None else set()
     until(lambda: accused(the_stall()) == at_fault)
@@ -323,7 +309,7 @@ def stalled(name: str) -> list[tuple[StallKind, bool]]:
 
 def the_stall() -> Stall:
     for _ in range(100):  # a look beside a commit judges nothing
-        summary = inspection.describe(NAME).summary
+        summary = inspection.describe(job.NAME).summary
         if found := (*summary.stalls, summary.suspected)[0]:
             return found
     raise AssertionError("it is judged no more")
@@ -338,25 +324,27 @@ def every_verb_says(stall: Stall, *, proved: bool) -> None:
     """Check show, list, check, metrics and the order of watch."""
 
     def says_it() -> bool:
-        shown = run("show", NAME).stdout
+        shown = run("show", job.NAME).stdout
         listed = ask("list", "--stalled")["segments"]
-        found = {each["kind"]: each for each in ask("check", NAME, status=int(proved))["findings"]}
+        found = {
+            each["kind"]: each for each in ask("check", job.NAME, status=int(proved))["findings"]
+        }
         samples = {
             (each["name"], each["labels"].get("kind")): each["value"]
             for metric in ask("metrics")["metrics"]
             for each in metric["samples"]
-            if each["labels"].get("name") == NAME
+            if each["labels"].get("name") == job.NAME
         }
         first = min(Watch([], everywhere=False).look(), key=SORTS["state"])
         return (
             ("stands still" if proved else "perhaps") in shown
-            and [one["name"] for one in listed] == [NAME]
+            and [one["name"] for one in listed] == [job.NAME]
             and stall.kind in found
             and found[stall.kind]["severity"] == (Severity.WRONG if proved else Severity.NOTE)
             and samples["shmacc_stalled", None] == proved
             and samples["shmacc_perhaps_stalled", None] == (not proved)
             and samples["shmacc_stall", stall.kind] == 1
-            and (first.summary is not None and first.summary.name.shared_name == NAME)
+            and (first.summary is not None and first.summary.name.shared_name == job.NAME)
         )
 
     until(says_it)
@@ -395,14 +383,16 @@ def in_a_circle(wait: Callable[[Any], Any], *names: str) -> Callable[..., None]:
 
 
 @pytest.mark.usefixtures("others")
-@pytest.mark.parametrize("waits", [(take(1), take(1)), (wait_for_ever, wait_for_ever)])
+@pytest.mark.parametrize(
+    "waits", [(job.take(1), job.take(1)), (job.wait_for_ever, job.wait_for_ever)]
+)
 @pytest.mark.parametrize("beside", ["nobody", "bystanders"])
 def test_a_circle_of_waits_is_a_deadlock(crew: Crew, waits: Any, beside: str) -> None:
-    first = crew.start(in_a_circle(waits[0], NAME, OTHER))
-    second = crew.start(in_a_circle(waits[1], OTHER, NAME))
+    first = crew.start(in_a_circle(waits[0], job.NAME, OTHER))
+    second = crew.start(in_a_circle(waits[1], OTHER, job.NAME))
     if beside == "bystanders":
         bystanders(crew)
-    for name, one, other in ((NAME, first, second), (OTHER, second, first)):
+    for name, one, other in ((job.NAME, first, second), (OTHER, second, first)):
         becomes(name, StallKind.DEADLOCK, proved=True)
         (stall,) = inspection.describe(name).summary.stalls
         found = {int(pid) for pid in re.findall(r"pid (\d+)", stall.problem)}
@@ -415,9 +405,9 @@ def test_a_circle_of_waits_is_a_deadlock(crew: Crew, waits: Any, beside: str) ->
 
 @pytest.mark.usefixtures("others")
 def test_a_circle_of_three_segments_is_a_deadlock(crew: Crew) -> None:
-    names = [NAME, OTHER, THIRD]
+    names = [job.NAME, OTHER, THIRD]
     for first in range(3):
-        crew.start(in_a_circle(take(1), names[first], names[first - 1]))
+        crew.start(in_a_circle(job.take(1), names[first], names[first - 1]))
     for name in names:
         becomes(name, StallKind.DEADLOCK, proved=True)
 
@@ -429,17 +419,17 @@ def test_a_wait_for_a_chief_that_waits_for_a_dead_one_names_both(crew: Crew) -> 
 
     def as_a_worker_elsewhere(_: Any) -> None:
         with shmacc.attach(OTHER) as other:
-            wait_for_ever(other)
+            job.wait_for_ever(other)
 
-    dead = begin(crew, take(1), pause, name=OTHER)
-    once(crew, apply, name=OTHER)
+    dead = job.begin(crew, job.take(1), job.pause, name=OTHER)
+    job.once(crew, job.apply, name=OTHER)
     until(lambda: inspection.describe(OTHER).stats.takes == 1)
     chief = stage.chief(as_a_worker_elsewhere)
     stage.wait()
-    assert stalled(NAME) in ([], [(TAKER, False)])
-    pid = kill(dead)
-    becomes(NAME, StallKind.WAITS_ELSEWHERE, proved=True)
-    (stall,) = inspection.describe(NAME).summary.stalls
+    assert stalled(job.NAME) in ([], [(TAKER, False)])
+    pid = job.kill(dead)
+    becomes(job.NAME, StallKind.WAITS_ELSEWHERE, proved=True)
+    (stall,) = inspection.describe(job.NAME).summary.stalls
     assert f"pid {chief.pid}, which could end that, waits in " in stall.problem
     assert stall.problem.endswith(f"pid {pid}, which did, is dead")
     assert stall.remedy.startswith("start the process that takes")
@@ -454,10 +444,10 @@ def test_a_chief_that_waits_for_another_segment_is_not_called_idle(crew: Crew) -
         with shmacc.attach(OTHER) as other:
             other.take(1)
 
-    begin(crew, pause, name=OTHER)  # which will apply
+    job.begin(crew, job.pause, name=OTHER)  # which will apply
     chief = stage.chief(take_elsewhere)
     stage.wait()
-    becomes(NAME, TAKER, proved=False)
+    becomes(job.NAME, TAKER, proved=False)
     problem = the_stall().problem
     assert f"pid {chief.pid}, which took before, is alive" in problem
     assert "waits in shmacc." in problem

@@ -87,17 +87,10 @@ def _without_proc(act: Callable[[], Any]) -> str:
 
 
 @needs_own_shm
-@pytest.mark.parametrize(
-    "act",
-    [
-        *MAKERS,
-        lambda: shmacc.attach("there"),
-        lambda: inspection.describe("there"),
-        inspection.check_all,
-        inspection.list_segments,
-        inspection.leftovers,
-    ],
-)
+@pytest.mark.parametrize("act", [
+    *MAKERS, lambda: shmacc.attach("there"), lambda: inspection.describe("there"),
+    inspection.check_all, inspection.list_segments, inspection.leftovers,
+])  # fmt: skip
 def test_a_missing_proc_is_reported(act: Callable[[], Any]) -> None:
     assert "/proc is not mounted" in run_apart(_without_proc, act, shm=MIB)
 
@@ -190,14 +183,14 @@ def finding(status: int) -> dict[str, Any]:
 
 
 def split() -> float:
-    """The metric of this name; 0 if there is none."""
+    """The metric `shmacc_removed_under_users` of the segment "new"; 0 if it has none."""
     metrics = {metric["name"]: metric["samples"] for metric in ask("metrics")["metrics"]}
     of_all = metrics["shmacc_removed_under_users"]
     return sum(float(each["value"]) for each in of_all if each["labels"]["name"] == "new")
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_job_that_rm_has_split_is_wrong(make: Callable[[], Any], crew: Crew) -> None:
+def test_a_job_split_by_rm_over_two_segments_is_wrong(make: Callable[[], Any], crew: Crew) -> None:
     with make():
         old = start(crew, idle, "new")
         semaphore_of("new").unlink()

@@ -84,8 +84,8 @@ def test_a_stopped_holder_of_an_open_round_is_named(crew: Crew) -> None:
     job.seen(StallKind.ROUND_HOLDER_STOPPED, f"kill -CONT {pid}")
 
 
-def test_a_look_beside_a_commit_proves_nothing(crew: Crew) -> None:
-    """The processes and the state that it read may belong to two commits."""
+def test_a_look_during_a_commit_proves_no_standstill(crew: Crew) -> None:
+    """The processes and the state that a look has read may belong to two commits."""
     holder = job.begin(crew, job.apply, job.hold_a_round)
     until(lambda: inspection.describe(NAME).round_holder is not None)
     job.stop(holder)
@@ -126,7 +126,7 @@ def test_workers_that_are_all_stopped_are_named(crew: Crew) -> None:
 
 @impatient
 def test_a_worker_stopped_in_its_wait_for_the_step_is_the_cause(crew: Crew) -> None:
-    """The take waits for it, though it seems to wait itself."""
+    """The take waits for the worker, which itself seems to wait."""
     worker = job.begin(crew, job.work)
     until(lambda: sleeps_in(NAME, worker.pid, "waits for the step"))
     pid = job.stop(worker)
@@ -203,7 +203,7 @@ def test_a_quorum_is_out_of_reach_if_all_who_applied_wait_to_take(crew: Crew) ->
 
 
 def test_workers_that_come_for_one_gradient_each_are_no_standstill(crew: Crew) -> None:
-    """Between two of them nobody could apply, for a moment."""
+    """For a moment between two workers nobody can apply."""
     begin_to_take(crew, 10**9)
     for _ in range(5):
         job.once(crew, job.apply)
@@ -211,9 +211,7 @@ def test_workers_that_come_for_one_gradient_each_are_no_standstill(crew: Crew) -
     assert ask("check", NAME)["wrong"] == 0
 
 
-def test_a_take_to_which_nobody_has_sent_a_gradient_is_named(
-    crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_take_without_any_gradient_is_named(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     begin_to_take(crew, 2)
     job.patience(monkeypatch, 60.0)
     assert job.kinds() == [], "workers may be importing"

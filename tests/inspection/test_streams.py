@@ -48,7 +48,7 @@ def test_in_a_pipe_each_cell_is_a_word(table: SparseConditionalAccumulator, crew
     assert by_title["WAITS_FOR"] == "5"
     assert re.fullmatch(r"\d+\.\d[KMG]iB", by_title["RESERVED"])  # as `sort -h` takes it
     assert re.fullmatch(r"\d+\.\ds", by_title["AGE"])
-    # Of `show`, but for the last column, which is a command line.
+    # The output of `show`, without the last column, which is a command line.
     shown = run("show", "table").stdout
     [processes] = re.findall(r"^ *PID.*(?:\n.+)+", shown, re.MULTILINE)[:1]
     heading, *lines = processes.splitlines()
@@ -61,16 +61,11 @@ def test_in_a_pipe_each_cell_is_a_word(table: SparseConditionalAccumulator, crew
     assert run("clean", "--yes", "left").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("verb", "where", "reason"),
-    [
-        ("list", ">&-", "Bad file descriptor"),
-        ("list", ">/dev/full", "No space left"),
-        ("watch --count 1 --interval 0.05", ">/dev/full", "No space left"),
-        ("--help", ">&-", "Bad file descriptor"),
-        ("list --help", ">/dev/full", "No space left"),
-    ],
-)
+@pytest.mark.parametrize(("verb", "where", "reason"), [
+    ("list", ">&-", "Bad file descriptor"), ("list", ">/dev/full", "No space left"),
+    ("watch --count 1 --interval 0.05", ">/dev/full", "No space left"),
+    ("--help", ">&-", "Bad file descriptor"), ("list --help", ">/dev/full", "No space left"),
+])  # fmt: skip
 def test_a_stdout_that_cannot_be_written_is_a_failure(verb: str, where: str, reason: str) -> None:
     done = shell(f"$I {verb} {where}")
     assert done.returncode == 1, (verb, where)
@@ -101,18 +96,14 @@ ArgumentParser.parse_known_intermixed_args = _into_another_exception
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "before", "after", "line"),
-    [
-        ("dataclasses", INTERRUPTED, "", "list"),
-        ("argparse", INTERRUPTED, "", "watch nobody"),
-        ("argparse", "", INTERRUPTED_PARSER, "list"),
-    ],
-)
-def test_ctrl_c_while_it_starts(
+@pytest.mark.parametrize(("module", "before", "after", "line"), [
+    ("dataclasses", INTERRUPTED, "", "list"), ("argparse", INTERRUPTED, "", "watch nobody"),
+    ("argparse", "", INTERRUPTED_PARSER, "list"),
+])  # fmt: skip
+def test_ctrl_c_during_the_start_ends_the_command_quietly(
     tmp_path: Path, module: str, before: str, after: str, line: str
 ) -> None:
-    """At an import, where it spends most of its first 100 ms, or later."""
+    """The signal comes during imports, which take most of the first 100 ms, or later."""
     real = Path(subprocess.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
     (tmp_path / f"{module}.py").write_text(before + real + after, encoding="utf-8")
     done = run(*line.split(), before=HEEDING_CTRL_C, PYTHONPATH=str(tmp_path))
@@ -128,8 +119,8 @@ def watching(*before: str, count: str = "1000000") -> subprocess.Popen[str]:
     return process
 
 
-def test_ctrl_c_in_a_pipe() -> None:
-    """A shell without job control ignores it in background jobs."""
+def test_ctrl_c_ends_a_watch_in_a_pipe_unless_it_is_ignored() -> None:
+    """Shells without job control have background jobs ignore Ctrl-C."""
     heeding, ignoring = watching(*HEEDING_CTRL_C), watching("env", "--ignore-signal=INT", count="5")
     for process, status in ((heeding, 130), (ignoring, 0)):
         process.send_signal(signal.SIGINT)
@@ -144,7 +135,7 @@ def test_a_reader_that_closes_its_pipe_ends_the_command_quietly() -> None:
         assert process.stderr.read() == ""  # type: ignore[union-attr]
 
 
-def test_cancel_says_what_else_it_ends(crew: Crew) -> None:
+def test_cancel_names_the_waits_for_the_lock_that_it_ends(crew: Crew) -> None:
     """A take that waits for the lock is not in the queue yet, and is cancelled too."""
     with stopped_with_the_lock(crew, "table"):
         taker = start(crew, wait_in_queue, "table", 9)

@@ -4,39 +4,19 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pytest
+from helpers import inspect_tool
 from helpers.apart import Apart, Crew
-from helpers.inspect_tool import (
-    COMMAND,
-    Terminal,
-    ask,
-    path_of,
-    run,
-    start,
-    stopped_with_the_lock,
-    wait_in_queue,
-)
 from helpers.standing_still import apply, begin, hold_a_round, pause, stop
-from helpers.support import LONG, until
+from helpers.support import run_to_end, until
 
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlicesSpec,
-    Parameters,
-    SharedArrays,
-    SparseConditionalAccumulator,
-    TableSpec,
-    TensorSpec,
-    inspection,
-    optim,
-)
+import shmacc
+from shmacc import inspection, optim
 from shmacc_inspect.parsers import VERBS
 
 ANY_STYLE = re.compile(rb"\x1b\[[0-9;]*m")
@@ -45,8 +25,8 @@ OFTEN = ("--interval", "0.1")
 
 
 @pytest.fixture
-def embeddings() -> Iterator[SparseConditionalAccumulator]:
-    with SparseConditionalAccumulator(np.float32, [100, 4], "embeddings") as acc:
+def embeddings() -> Iterator[shmacc.SparseConditionalAccumulator]:
+    with shmacc.SparseConditionalAccumulator(np.float32, [100, 4], "embeddings") as acc:
         for _ in range(2):
             acc.apply_grad([3, 5], np.ones((2, 4), np.float32))
         yield acc
@@ -54,27 +34,30 @@ def embeddings() -> Iterator[SparseConditionalAccumulator]:
 
 
 @pytest.fixture
-def bias() -> Iterator[ConditionalAccumulator]:
-    with ConditionalAccumulator(np.float64, [3], "tower.of.babel.layer7.bias") as acc:
+def bias() -> Iterator[shmacc.ConditionalAccumulator]:
+    with shmacc.ConditionalAccumulator(np.float64, [3], "tower.of.babel.layer7.bias") as acc:
         yield acc
         acc.unlink()
 
 
 @pytest.fixture
-def taker(embeddings: SparseConditionalAccumulator, crew: Crew) -> Apart:
-    child = start(crew, wait_in_queue, "embeddings", 5)
+def taker(embeddings: shmacc.SparseConditionalAccumulator, crew: Crew) -> Apart:
+    child = inspect_tool.start(crew, inspect_tool.wait_in_queue, "embeddings", 5)
     until(lambda: embeddings.stats().waiting == 1)
     return child
 
 
-def quit_of(terminal: Terminal) -> None:
+def quit_of(terminal: inspect_tool.Terminal) -> None:
     terminal.press("q")
     assert terminal.end() == 0
 
 
 @pytest.mark.usefixtures("embeddings", "bias")
 def test_a_table_fits_the_terminal() -> None:
-    with Terminal("list", columns=60) as narrow, Terminal("list", columns=170) as wide:
+    with (
+        inspect_tool.Terminal("list", columns=60) as narrow,
+        inspect_tool.Terminal("list", columns=170) as wide,
+    ):
         assert narrow.end() == wide.end() == 0
     text = narrow.text()
     assert "embeddings" in text
@@ -91,20 +74,22 @@ def test_a_table_fits_the_terminal() -> None:
 @pytest.mark.usefixtures("embeddings")
 def test_without_a_terminal_there_is_no_colour() -> None:
     with (
-        Terminal("show", "embeddings", NO_COLOR="1") as plain,
-        Terminal("list", TERM="dumb") as dumb,
+        inspect_tool.Terminal("show", "embeddings", NO_COLOR="1") as plain,
+        inspect_tool.Terminal("list", TERM="dumb") as dumb,
     ):
         assert plain.end() == dumb.end() == 0
     assert "Processes" in plain.text()
     assert not COLOUR.search(plain.raw)
     assert b"\x1b" not in dumb.raw
-    assert "\x1b" not in run("list", FORCE_COLOR="").stdout
+    assert "\x1b" not in inspect_tool.run("list", FORCE_COLOR="").stdout
 
 
 def test_watch_is_a_live_screen(
-    embeddings: SparseConditionalAccumulator, bias: ConditionalAccumulator, taker: Apart
+    embeddings: shmacc.SparseConditionalAccumulator,
+    bias: shmacc.ConditionalAccumulator,
+    taker: Apart,
 ) -> None:
-    with Terminal("watch", *OFTEN) as terminal:
+    with inspect_tool.Terminal("watch", *OFTEN) as terminal:
         terminal.wait_for("▶", "embeddings", "2/5", "2 of 5", f"pid {taker.pid}")
         embeddings.apply_grad([1], np.ones((1, 4), np.float32))
         terminal.wait_for("3/5", "3 of 5", "applied")
@@ -123,17 +108,17 @@ def test_watch_is_a_live_screen(
 @pytest.mark.usefixtures("embeddings")
 def test_a_line_as_wide_as_the_terminal_keeps_its_last_letter() -> None:
     for rows in (30, 1):  # the last line of the screen, too
-        with Terminal("watch", "embeddings", *OFTEN, rows=rows) as terminal:
+        with inspect_tool.Terminal("watch", "embeddings", *OFTEN, rows=rows) as terminal:
             terminal.wait_for("q quit")
             assert terminal.text().splitlines()[0].endswith("q quit")
 
 
 @pytest.mark.parametrize(("keys", "status"), [("\x03", 130), ("", 143), ("\x1b[Bxk\x1b[Aq", 0)])
 def test_watch_leaves_the_terminal_in_order(
-    embeddings: SparseConditionalAccumulator, keys: str, status: int
+    embeddings: shmacc.SparseConditionalAccumulator, keys: str, status: int
 ) -> None:
-    """After Ctrl-C, SIGTERM, and several keys in a row; and while it is suspended."""
-    with Terminal("watch", "embeddings", *OFTEN) as terminal:
+    """`watch` ends by Ctrl-C, SIGTERM, or several keys in a row; or it is suspended."""
+    with inspect_tool.Terminal("watch", "embeddings", *OFTEN) as terminal:
         terminal.wait_for("2 gradients; nobody waits")
         if not status:
             terminal.press("\x1a")
@@ -158,19 +143,18 @@ def test_watch_leaves_the_terminal_in_order(
 @pytest.mark.parametrize("columns", [80, 60, 40])
 def test_no_line_wraps(taker: Apart, columns: int) -> None:
     """A table leaves out columns, or shortens the widest, since wrapped ones are unreadable."""
-    group = AccumulatorGroup({"w": TensorSpec([3]), "emb": IndexedSlicesSpec([9, 2])}, "a-group")
-    contents = {"w": np.zeros(3, np.float32), "emb": TableSpec((2,))}
-    parameters = Parameters(contents, "some.params", optimizer=optim.Adam(0.1))
-    arrays = SharedArrays({"count": np.zeros((), np.int64)}, "arrays")
+    group = shmacc.AccumulatorGroup(
+        {"w": shmacc.TensorSpec([3]), "emb": shmacc.IndexedSlicesSpec([9, 2])}, "a-group"
+    )
+    contents = {"w": np.zeros(3, np.float32), "emb": shmacc.TableSpec((2,))}
+    parameters = shmacc.Parameters(contents, "some.params", optimizer=optim.Adam(0.1))
+    arrays = shmacc.SharedArrays({"count": np.zeros((), np.int64)}, "arrays")
     sums, layout = ("--rows", "3", "--values"), ("--layout",)
     for arguments in (
-        ("list", "--sort", "state"),
-        ("show", "embeddings", *sums, *layout),
-        ("show", "a-group", *layout),
-        ("show", "some.params"),
-        ("show", "arrays"),
-    ):
-        with Terminal(*arguments, columns=columns, rows=100) as terminal:
+        ("list", "--sort", "state"), ("show", "embeddings", *sums, *layout),
+        ("show", "a-group", *layout), ("show", "some.params"), ("show", "arrays"),
+    ):  # fmt: skip
+        with inspect_tool.Terminal(*arguments, columns=columns, rows=100) as terminal:
             assert terminal.end() == 0
         lines = [ANY_STYLE.sub(b"", line).decode().rstrip() for line in terminal.raw.splitlines()]
         tables = [line for line in lines if not line.startswith("shmacc-inspect: ")]
@@ -188,8 +172,8 @@ def test_no_line_wraps(taker: Apart, columns: int) -> None:
 @pytest.mark.usefixtures("taker")
 def test_watch_uses_ascii_where_the_terminal_has_nothing_else() -> None:
     with (
-        Terminal("watch", *OFTEN, PYTHONIOENCODING="latin-1") as watched,
-        Terminal("show", "embeddings", PYTHONIOENCODING="ascii") as shown,
+        inspect_tool.Terminal("watch", *OFTEN, PYTHONIOENCODING="latin-1") as watched,
+        inspect_tool.Terminal("show", "embeddings", PYTHONIOENCODING="ascii") as shown,
     ):
         watched.wait_for("####", "2 of 5")
         quit_of(watched)
@@ -200,8 +184,10 @@ def test_watch_uses_ascii_where_the_terminal_has_nothing_else() -> None:
 
 
 @pytest.fixture
-def many() -> Iterator[list[ConditionalAccumulator]]:
-    made = [ConditionalAccumulator(np.float32, [2], f"seg{number:02}") for number in range(60)]
+def many() -> Iterator[list[shmacc.ConditionalAccumulator]]:
+    made = [
+        shmacc.ConditionalAccumulator(np.float32, [2], f"seg{number:02}") for number in range(60)
+    ]
     yield made
     for acc in made:
         acc.unlink()
@@ -210,7 +196,7 @@ def many() -> Iterator[list[ConditionalAccumulator]]:
 
 @pytest.mark.usefixtures("many")
 def test_watch_shows_many_segments(crew: Crew) -> None:
-    with Terminal("watch", *OFTEN, columns=100, rows=30) as terminal:
+    with inspect_tool.Terminal("watch", *OFTEN, columns=100, rows=30) as terminal:
         terminal.wait_for("60 segments", "▶  seg00")
         for keys, selected in (
             ("\x1b[6~", "seg11"),  # page down
@@ -221,24 +207,24 @@ def test_watch_shows_many_segments(crew: Crew) -> None:
             terminal.press(keys)
             terminal.wait_for(f"▶  {selected}")
         # The one that waits for longest comes first.
-        start(crew, wait_in_queue, "seg33", 4)
+        inspect_tool.start(crew, inspect_tool.wait_in_queue, "seg33", 4)
         terminal.press("ss")
         terminal.wait_for("by waited", "░░░░░░░░ 0/4")
         terminal.press("\x1b[H")
         terminal.wait_for("▶  seg33")
         quit_of(terminal)
-    with Terminal("watch", "seg1*", "seg59", "--sort", "name") as terminal:
+    with inspect_tool.Terminal("watch", "seg1*", "seg59", "--sort", "name") as terminal:
         terminal.wait_for("11 segments", "▶  seg10")
 
 
-def test_watch_names_the_lock_of_each(crew: Crew) -> None:
+def test_watch_names_the_owner_of_each_segments_lock(crew: Crew) -> None:
     with (
-        SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc,
-        ConditionalAccumulator(np.float32, [2], "other") as other,
+        shmacc.SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as acc,
+        shmacc.ConditionalAccumulator(np.float32, [2], "other") as other,
     ):
         with (
-            stopped_with_the_lock(crew, "table") as pid,
-            Terminal("watch", "--sort", "lock", *OFTEN) as terminal,
+            inspect_tool.stopped_with_the_lock(crew, "table") as pid,
+            inspect_tool.Terminal("watch", "--sort", "lock", *OFTEN) as terminal,
         ):
             screen = terminal.wait_for("LOCK", "WAITED", "BEHIND", str(pid))
             [row] = [line for line in screen.splitlines() if line.lstrip().startswith("▶")]
@@ -251,7 +237,7 @@ def test_watch_names_the_lock_of_each(crew: Crew) -> None:
 @pytest.mark.usefixtures("embeddings", "bias")
 def test_nothing_is_left_over_from_another_size() -> None:
     """After a change of size, the screen shows what it would show without one."""
-    with Terminal("watch", *OFTEN, columns=150, rows=40, COLUMNS="150") as terminal:
+    with inspect_tool.Terminal("watch", *OFTEN, columns=150, rows=40, COLUMNS="150") as terminal:
         terminal.wait_for("BYTES/S", "drops/s")
         terminal.resize(72, 14)
         # After a change of size a terminal may show anything: here every cell is filled.
@@ -268,16 +254,16 @@ def test_nothing_is_left_over_from_another_size() -> None:
 
 @pytest.mark.usefixtures("embeddings")
 def test_bash_completes_names_with_a_colon(tmp_path: Path, namespace: str) -> None:
-    """In bash itself, where readline ends a word at a colon."""
+    """The test runs bash itself, where readline ends a word at a colon."""
     script = tmp_path / "bashrc"
     script.write_text(
-        f'PATH="{COMMAND.parent}:$PATH"\nPS1="> "\n'
+        f'PATH="{inspect_tool.COMMAND.parent}:$PATH"\nPS1="> "\n'
         'eval "$(shmacc-inspect --completion bash)"\nbind "set enable-bracketed-paste off"\n',
         encoding="utf-8",
     )
     bash = ("bash", "--noprofile", "--rcfile", str(script), "-i")
-    path = path_of("embeddings").name
-    with Terminal(columns=200, program=bash) as terminal:
+    path = inspect_tool.path_of("embeddings").name
+    with inspect_tool.Terminal(columns=200, program=bash) as terminal:
         terminal.wait_for(">")
         for typed, completed in (
             ("sho", "show "),
@@ -299,7 +285,7 @@ def test_bash_completes_names_with_a_colon(tmp_path: Path, namespace: str) -> No
 @pytest.mark.usefixtures("embeddings")
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
 def test_fish_completes(namespace: str, tmp_path: Path) -> None:
-    """In fish itself. A description follows a tab."""
+    """The test runs fish itself. A description follows a tab."""
     (tmp_path / "shmacc.prom").touch()
     for line, completed in (
         ("sho", [f"show\t{VERBS['show']}"]),
@@ -311,16 +297,12 @@ def test_fish_completes(namespace: str, tmp_path: Path) -> None:
         (f"metrics --output {tmp_path}/sh", [f"{tmp_path}/shmacc.prom"]),
         ("--completion ", ["bash", "fish", "zsh"]),
     ):
-        done = subprocess.run(
+        done = run_to_end(
             [
                 *("fish", "--no-config", "--command"),
                 f"shmacc-inspect --completion fish | source; complete -C 'shmacc-inspect {line}'",
             ],
-            env={**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=True,
+            env={**os.environ, "PATH": f"{inspect_tool.COMMAND.parent}:{os.environ['PATH']}"},
         )
         assert done.stdout.splitlines() == completed, line
 
@@ -329,7 +311,7 @@ def test_fish_completes(namespace: str, tmp_path: Path) -> None:
 def test_a_crowded_screen_says_how_many_more_there_are(crew: Crew) -> None:
     for _ in range(8):
         begin(crew, pause, name="embeddings")
-    with Terminal("watch", "embeddings", *OFTEN, rows=16) as terminal:
+    with inspect_tool.Terminal("watch", "embeddings", *OFTEN, rows=16) as terminal:
         terminal.wait_for("… and", "more")
         quit_of(terminal)
 
@@ -343,7 +325,7 @@ STALLED: Final = NAMES[-1]
 @pytest.fixture
 def stalled(crew: Crew) -> Iterator[int]:
     """Three accumulators, the last of which stands still; returns its chief's pid."""
-    made = [ConditionalAccumulator(np.float32, [2], name) for name in NAMES]
+    made = [shmacc.ConditionalAccumulator(np.float32, [2], name) for name in NAMES]
     chief = begin(crew, apply, hold_a_round, name=STALLED)
     until(lambda: inspection.describe(STALLED).round_holder is not None)
     yield stop(chief)
@@ -354,27 +336,29 @@ def stalled(crew: Crew) -> Iterator[int]:
 
 @pytest.mark.usefixtures("stalled")
 def test_segments_that_stand_still_are_listed_first_and_can_be_listed_alone() -> None:
-    ConditionalAccumulator(np.float32, [2], "m-orphan").close()
-    listed = run("list", "--sort", "state", "--quiet").stdout.split()
+    shmacc.ConditionalAccumulator(np.float32, [2], "m-orphan").close()
+    listed = inspect_tool.run("list", "--sort", "state", "--quiet").stdout.split()
     assert listed == [STALLED, "m-orphan", *NAMES[:-1]]
-    assert run("list", "--stalled", "--quiet").stdout.split() == [STALLED]
-    assert [one["name"] for one in ask("list", "--stalled")["segments"]] == [STALLED]
-    watched = run("watch", "--count", "1", "--interval", "0.05").stdout.splitlines()
+    assert inspect_tool.run("list", "--stalled", "--quiet").stdout.split() == [STALLED]
+    assert [one["name"] for one in inspect_tool.ask("list", "--stalled")["segments"]] == [STALLED]
+    watched = inspect_tool.run("watch", "--count", "1", "--interval", "0.05").stdout.splitlines()
     assert watched[0].split()[1] == STALLED
     inspection.remove("m-orphan")
 
 
 @pytest.mark.usefixtures("stalled")
 def test_watch_shows_standstills_on_top_even_at_40_columns() -> None:
-    """And calls such a segment "sound" only beside the standstill."""
-    with Terminal("watch", "--interval", "0.1", columns=80, rows=24) as terminal:
+    """A segment that stands still is called "sound" only beside its standstill."""
+    with inspect_tool.Terminal("watch", "--interval", "0.1", columns=80, rows=24) as terminal:
         lines = terminal.wait_for("STALL", "round_holder_stopped").splitlines()
         (titles,) = [n for n, line in enumerate(lines) if "STEP" in line and "NAME" in line]
         assert "STATE" in lines[titles]
         for words in (STALLED, "round_holder_stopped", "sound"):
             assert words in lines[titles + 1]
     for names in ((), (STALLED,)):
-        with Terminal("watch", *names, "--interval", "0.1", columns=40, rows=24) as terminal:
+        with inspect_tool.Terminal(
+            "watch", *names, "--interval", "0.1", columns=40, rows=24
+        ) as terminal:
             lines = terminal.wait_for("round_holder_stopped").splitlines()
             about = [line.rstrip() for line in lines if STALLED in line]
             assert about
@@ -384,12 +368,12 @@ def test_watch_shows_standstills_on_top_even_at_40_columns() -> None:
 def test_show_at_80x24_ends_with_the_verdict(stalled: int, crew: Crew) -> None:
     for _ in range(3):
         begin(crew, pause, name=STALLED)
-    with Terminal("show", STALLED, columns=80, rows=24) as terminal:
+    with inspect_tool.Terminal("show", STALLED, columns=80, rows=24) as terminal:
         assert terminal.end() == 0
         lines = [line for line in terminal.text().splitlines() if line]
     at_the_end = " ".join(" ".join(lines[-4:]).split())
     verdict = f"stands still pid {stalled} has a round open and is stopped: no process can"
     assert verdict in at_the_end
     assert f"kill -CONT {stalled}" in at_the_end
-    assert "OFFSET" not in run("show", STALLED).stdout
-    assert "nothing is known that makes it stand still" in run("show", NAMES[0]).stdout
+    assert "OFFSET" not in inspect_tool.run("show", STALLED).stdout
+    assert "nothing is known that makes it stand still" in inspect_tool.run("show", NAMES[0]).stdout

@@ -69,7 +69,7 @@ def test_list_shows_all_segments(
     assert run("clean", "--yes", "left").returncode == 0
 
 
-def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
+def test_show_prints_all_facts(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
     for _ in range(2):
         embeddings.apply_grad([3, 5], np.full((2, 4), 2, np.float32))
     embeddings.apply_grad([3], np.full((1, 4), np.nan, np.float32))
@@ -105,16 +105,14 @@ def test_show_says_all(embeddings: SparseConditionalAccumulator, crew: Crew) -> 
         assert part in text
 
 
-def test_show_of_a_dense_one_has_no_rows(bias: ConditionalAccumulator) -> None:
+def test_show_of_a_dense_accumulator_has_no_rows(bias: ConditionalAccumulator) -> None:
     bias.apply_grad([1, 2, 2])
     assert ask("show", "bias", "--values")["values"]["norm"] == 3.0
     refused = run("show", "bias", "--rows", "3")
     assert (refused.returncode, "dense" in refused.stderr) == (2, True)
 
 
-def test_watch_in_a_pipe_prints_one_line_each_interval(
-    embeddings: SparseConditionalAccumulator,
-) -> None:
+def test_watch_in_a_pipe_prints_a_line_each_time(embeddings: SparseConditionalAccumulator) -> None:
     watched = run("watch", "embeddings", "--json", "--interval", "0.05", "--count", "3")
     assert (watched.returncode, len(watched.stdout.splitlines())) == (0, 3)
     command = [str(COMMAND), "watch", "embeddings", "--json", "--interval", "0.2"]
@@ -221,9 +219,7 @@ def test_clean_removes_only_unused_segments(bias: ConditionalAccumulator) -> Non
     assert path_of("bias").exists()
 
 
-def test_a_killed_worker_is_only_noted(
-    embeddings: SparseConditionalAccumulator, crew: Crew
-) -> None:
+def test_a_killed_worker_is_no_fault(embeddings: SparseConditionalAccumulator, crew: Crew) -> None:
     worker = begin(crew, apply, pause, name="embeddings")
     until(lambda: embeddings.num_accumulated() == 1)
     worker.kill()
@@ -285,7 +281,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 
 def has_looked(process: subprocess.Popen[str]) -> None:
-    """Return when it sleeps until its next look."""
+    """Return when `watch` sleeps until its next look."""
     call = Path(f"/proc/{process.pid}/syscall")
     until(lambda: call.read_text(encoding="ascii").startswith(f"{_CLOCK_NANOSLEEP} "))
 
@@ -307,7 +303,7 @@ def test_wait_waits_for_a_step(bias: ConditionalAccumulator) -> None:
 
 
 @pytest.mark.usefixtures("bias")
-def test_wait_is_not_content_with_a_new_segment_of_the_name() -> None:
+def test_wait_does_not_accept_a_new_segment_of_the_same_name() -> None:
     process = started("bias", "--for", "gone")
     has_looked(process)
     assert run("wait", "bias", "--for", "gone", "--timeout", SHORT).returncode == 124
@@ -322,7 +318,7 @@ def test_wait_is_not_content_with_a_new_segment_of_the_name() -> None:
         semaphore.unlink()
 
 
-def test_wait_waits_for_the_end_which_is_no_step(bias: ConditionalAccumulator) -> None:
+def test_wait_for_the_end_does_not_end_at_a_step(bias: ConditionalAccumulator) -> None:
     gone, never = started("bias", "--for", "gone"), started("bias", "--for", "step=5")
     for process in (gone, never):
         has_looked(process)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.joined import taken_of
 
 import shmacc
 from shmacc import _core
@@ -43,7 +44,7 @@ def test_a_piece_of_many_members_is_four_buffers() -> None:
         assert len(buffers_of(piece)) == 4
         again: Piece = pickle.loads(pickle.dumps(piece))
         share = Share(Fence(1, 0), (), 1, 3, 0)
-        taken = shard.taken(shard.reduce([again], share), share)
+        taken = taken_of(group, shard.reduce([again], share), share)
         assert list(taken) == list(specs)
         for name, part in group.snapshot().items():
             for field in type(part).__slots__:
@@ -179,7 +180,7 @@ def test_a_piece_that_a_shard_cannot_reduce_is_an_error_that_says_why(
                 group.reduce(pieces, share_of(2))
         share = share_of(3)
         reduced = group.reduce([GOOD, piece_of([5, 8], [1, -1], [1, 1]), GOOD], share)
-        taken = group.taken(reduced, share)
+        taken = taken_of(group, reduced, share)
         assert taken["m"].indices.tolist() == [1, 5, 8]
         assert taken["m"].values.tolist() == [20, 41, -1]
         assert taken["m"].row_counts.tolist() == [2, 5, 1]
@@ -192,7 +193,7 @@ def test_the_largest_row_number_is_accepted() -> None:
     with HostGroup({"m": shmacc.IndexedSlicesSpec((None,), "int32")}) as group:
         share = share_of(1)
         reduced = group.reduce([piece_of([1, last], [4, 6], [1, 2])], share)
-        taken = group.taken(reduced, share)
+        taken = taken_of(group, reduced, share)
         assert taken["m"].indices.tolist() == [1, last]
         with pytest.raises(InvalidArgumentError, match=r"from 0 to below 2\*\*63"):
             group.reduce([piece_of([-1], [4], [1])], share_of(1))

@@ -1,12 +1,12 @@
 """Rounds over many hosts are granted, opened, ended or given up, and their shards get hosts."""
 
 import pytest
-from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost import forwarder as act
-from shmacc._multihost.messages import LAST_STEP, AtLastStep, Ended, Opened, Waiting
+from shmacc._multihost.messages import LAST_STEP, AtLastStep, Chiefless, Ended, Opened, Waiting
 from shmacc._multihost.owner import OwnerCore
+from shmacc_hosts.world import TIMING
 
 pytestmark = pytest.mark.threads
 
@@ -104,7 +104,7 @@ def test_a_block_that_raises_consumes_nothing() -> None:
     assert again.contributors.tolist() == [1, 2, 3]
 
 
-def test_a_chief_that_is_silent_in_its_block_loses_it() -> None:
+def test_a_chief_that_is_silent_in_its_block_loses_its_round() -> None:
     table = with_a_gradient_each("a")
     table.opened(1)
     table.ask(1, "next")
@@ -133,7 +133,7 @@ def test_no_round_closes_the_last_step() -> None:
     table.settle()
     assert table.opened(1, "u").contributors.tolist() == [1]
     owner = OwnerCore(1, None, TIMING, copies=True)
-    owner.copies.is_learning = False  # type: ignore[union-attr]
+    owner.copies.is_learning = False
     owner.step = LAST_STEP
     assert owner.restore("call", "a", None, 0, 7, 0.0, only_first=False) == AtLastStep()
 
@@ -203,3 +203,23 @@ def test_there_may_be_more_shards_than_hosts() -> None:
         table.add(host, table.hosts[host][1])
     table.settle("a", "b")
     assert table.opened(2).shard_hosts == ("a", "b", "a", "b", "a")
+
+
+def test_at_its_deadline_a_chief_may_be_content_with_fewer_gradients() -> None:
+    table = Table("a", "b")
+    table.apply("a", 1)
+    assert isinstance(table.ask(3), Waiting)
+    table.settle()
+    assert isinstance(table.ask(3), Waiting)
+    assert table.opened(1).contributors.tolist() == [1]
+
+
+def test_a_wait_for_a_step_may_be_told_that_the_last_chief_was_lost() -> None:
+    table = Table("a")
+    table.ask(1)
+    assert table.owner.step_past(0, table.now, tell=True) is None
+    table.pass_time(TIMING.chief_lease + 1)
+    assert table.owner.step_past(0, table.now) is None
+    assert table.owner.step_past(0, table.now, tell=True) == Chiefless()
+    table.ask(1, "next")
+    assert table.owner.step_past(0, table.now, tell=True) is None

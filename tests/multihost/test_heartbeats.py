@@ -1,7 +1,6 @@
 """When hosts report, and what the owner and shards do with late reports and batches."""
 
 import pytest
-from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost import forwarder as act
@@ -17,6 +16,7 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc._multihost.shard import ShardCore
+from shmacc_hosts.world import TIMING
 
 pytestmark = pytest.mark.threads
 
@@ -65,6 +65,53 @@ def test_one_report_says_that_a_segment_is_held_and_its_pieces_have_arrived() ->
     assert isinstance(table.owner.answer("t"), Opened)
 
 
+def test_a_count_that_grows_before_the_first_order_is_reported_soon() -> None:
+    core = ForwarderCore("a", 1, TIMING)
+    core.observe(0, 0)
+    core.report(1.0)
+    core.observe(0, 1)
+    assert core.report_due(1.0) == 1.0 + TIMING.announce
+
+
+def test_one_report_says_that_a_round_is_over_and_how_many_gradients_the_next_one_has() -> None:
+    table, lag = with_a_gradient_each("a", "b"), 0.03
+    core, segment = table.hosts["a"]
+    gathers = []
+    for ticket in "first", "second", "third":
+        table.opened(2, ticket)
+        table.owner.leave(ticket, table.now, consume=True)
+        table.follow()
+        core.observe(segment.step, 0)
+        gathers.append(core.report_due(table.now) - table.now)
+        assert core.has_answer_to_come, "the owner need not keep a call meanwhile"
+        table.now += lag
+        assert table.apply("a", 1)
+        assert table.apply("b", 2)
+        core.observe(segment.step, 1)
+        assert core.report_due(table.now) == table.now, "as many as in the last round"
+        table.hear()
+    assert gathers == pytest.approx([0.0, 2 * lag, 2 * lag]), "none may come"
+    core.died((1,), ())
+    assert core.report_due(table.now) == table.now
+
+
+def test_gradients_that_come_at_once_are_reported_at_once() -> None:
+    table = Table("a")
+    for contributor in 1, 2, 3:
+        assert table.apply("a", contributor)
+    assert table.opened(3).count == 3
+    table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    core, segment = table.hosts["a"]
+    due = []
+    for count in 1, 2, 3:
+        table.now += 0.001
+        assert table.apply("a", count)
+        core.observe(segment.step, count)
+        due.append(core.report_due(table.now) - table.now)
+    assert due == pytest.approx([TIMING.announce, TIMING.announce - 0.001, 0.0])
+
+
 def test_a_host_that_ships_reports_before_its_lease_ends() -> None:
     timing = Timing(grace=30.0)
     core = ForwarderCore("a", 1, timing)
@@ -105,7 +152,7 @@ def test_only_hosts_outside_a_round_are_told_that_its_block_is_open() -> None:
     table.settle("a")
     table.hear("b")
     serials = {host: core._order.serial for host, (core, _) in table.hosts.items() if core._order}
-    table.pass_time(TIMING.grace + 0.1, "a")  # b does not answer, and is late
+    table.now += TIMING.grace + 0.1  # b does not answer, and is late
     assert isinstance(table.ask(1), Opened)
     assert not table.owner.has_news("a", serials["a"])
     assert table.owner.has_news("b", serials["b"])
@@ -133,14 +180,14 @@ def test_many_hosts_are_told_after_how_many_gradients_to_report(hosts: int) -> N
 
 def test_a_shard_finds_the_last_batch_of_each_host() -> None:
     shard: ShardCore[str] = ShardCore()
-    assert shard.latest(["a", "b"]) == ()
+    assert shard.latest(["a", "b"]) == {}
     for key in BatchKey("a", 1, 1), BatchKey("b", 2, 9), BatchKey("a", 1, 2):
         shard.stage(Fence(1, 0), key, "piece")
-    assert shard.latest(["b", "a"]) == (BatchKey("b", 2, 9), BatchKey("a", 1, 2))
-    assert shard.latest(["a", "c"]) == ()
-    assert shard.latest([]) == ()
+    assert list(shard.latest(["b", "a"])) == [BatchKey("b", 2, 9), BatchKey("a", 1, 2)]
+    assert shard.latest(["a", "c"]) == {}
+    assert shard.latest([]) == {}
     shard.forget(Fence(1, 1))
-    assert shard.latest(["a"]) == ()
+    assert shard.latest(["a"]) == {}
 
 
 def test_a_shard_keeps_nothing_of_rounds_that_are_over() -> None:

@@ -3,8 +3,7 @@
 import logging
 
 import pytest
-from helpers.copies.table import CopiesTable
-from helpers.multihost_actors import TIMING
+from helpers.copies_table import CopiesTable
 
 from shmacc._base.lineage import NO_COPY, Copy, Lineage
 from shmacc._multihost.forwarder import Get
@@ -24,7 +23,8 @@ from shmacc._multihost.messages import (
     Waiting,
 )
 from shmacc.errors import FailedPreconditionError, ResourceExhaustedError
-from shmacc_simulate.ledger import Segment
+from shmacc_hosts.memory import Segment
+from shmacc_hosts.world import TIMING
 
 pytestmark = pytest.mark.threads
 
@@ -52,6 +52,18 @@ def keep_alive(table: CopiesTable, seconds: float) -> None:
     while table.now < end:
         table.owner.hear("t", table.now)
         table.pass_time(0.1, *table.hosts)
+
+
+def with_a_host_that_lacks_the_update(*hosts: str) -> CopiesTable:
+    """Return a table whose last host has not got an update in time; the others have made it."""
+    table = with_gradients(*hosts)
+    table.busy.add(hosts[-1])
+    table.open_block("a", len(hosts))
+    table.update()
+    keep_alive(table, TIMING.lease + 0.1)
+    table.settle()
+    assert isinstance(table.update(), Told)
+    return table
 
 
 def test_the_first_parameters_come_before_the_segments() -> None:
@@ -145,7 +157,7 @@ def test_the_owner_ends_the_round_of_a_chief_that_does_not_wait_after_the_commit
     assert isinstance(table.update(), Ended)
 
 
-def test_a_block_that_raises_after_the_commit_has_its_round_nevertheless() -> None:
+def test_a_round_counts_though_its_block_raises_after_the_commit() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     assert isinstance(table.settled_update(), Told)
@@ -292,6 +304,99 @@ def test_a_large_change_is_waited_for_as_long_as_its_chief_lives(*, whole: bool)
     assert isinstance(call(), Told)
 
 
+def test_as_many_hosts_get_a_large_update_at_a_time_as_have_it() -> None:
+    table = with_gradients(*"abcdefgh")
+    table.open_block("c", 8)
+
+    def call() -> object:
+        return table.owner.update("u", "t", "source", 40_000_000, table.now)
+
+    def asked() -> str:
+        table.hear()
+        orders = {host: core._order for host, (core, _) in table.hosts.items()}
+        return "".join(host for host, order in orders.items() if order and order.stage)
+
+    call()
+    assert asked() == "ac", "the chief's has it already, and one gets it"
+    table.act("c")
+    table.hear("c")
+    assert asked() == "ac"
+    table.act("a")
+    table.hear("a")
+    assert asked() == "abcd", "two have it"
+    table.act("b")
+    table.hear("b")
+    assert asked() == "abcdef", "three have it, and one gets it"
+    keep_alive(table, TIMING.lease + 2.1)
+    assert asked() == "abcdefgh", "those that get it are too late, and others have their turn"
+    table.settle("c", "g", "h")
+    assert call() == Staging(tuple("def"), committed=False)
+    keep_alive(table, TIMING.lease + 2.1)
+    assert call() == Staging(tuple("abcgh"), committed=True)
+    table.settle(*"abcgh")
+    assert isinstance(call(), Told)
+    assert table.numbers == [2, 2, 2, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("others", ["b", ""])
+def test_the_chiefs_own_host_gets_an_update_that_it_has_checked_only_at_the_commit(
+    others: str,
+) -> None:
+    """Unless no other host has it by then: if the chief died after the commit, it would be lost."""
+    table = with_gradients("a", *others)
+    table.open_block("a")
+
+    def call() -> object:
+        lineage = table.copy("a").lineage
+        return table.owner.update("u", "t", "source", 0, table.now, checked=lineage)
+
+    assert call() == Staging(tuple(others or "a"), committed=False)
+    table.hear("a")
+    order = table.hosts["a"][0]._order
+    assert order is not None
+    assert (order.stage is None) == bool(others)
+    table.hear()
+    for host in others or "a":
+        table.act(host)
+        table.hear(host)
+    assert table.owner.update("u", "t", "source", 0, table.now) == Staging(
+        tuple(sorted({"a", *others})), committed=True
+    )
+    table.hear("a")
+    table.act("a")
+    table.settle()
+    assert isinstance(table.update(), Told)
+    assert set(table.numbers) == {2}
+
+
+def test_a_host_gets_an_order_only_if_there_is_something_new_to_do() -> None:
+    """Each of these orders would cost a message for each host, and its next report."""
+    table = with_gradients("a", "b")
+    table.open_block("a", 2)
+
+    def news() -> str:
+        orders = {host: core._order for host, (core, _) in table.hosts.items()}
+        serials = {host: order.serial for host, order in orders.items() if order}
+        return "".join(
+            host for host, serial in serials.items() if table.owner.has_news(host, serial)
+        )
+
+    assert news() == "", "the block is open"
+    table.update()
+    assert news() == "ab", "they get the update"
+    table.follow()
+    table.hear("a")
+    assert news() == ""
+    table.hear("b")
+    assert news() == "a", "it is committed"
+    table.settle()
+    assert isinstance(table.update(), Told)
+    table.owner.ask("another", 1, table.now, host="a")
+    assert news() == ""
+    assert table.owner.leave("t", table.now, consume=True)
+    assert news() == "ab", "the step moves on"
+
+
 @pytest.mark.parametrize("error", [None, MemoryError()])
 def test_a_chief_whose_host_cannot_make_the_update_is_told_so_and_the_round_ends(
     error: Exception | None,
@@ -341,7 +446,7 @@ def test_a_chief_whose_host_has_another_result_is_told_so_and_the_round_ends() -
     assert len({copy.lineage for copy, _ in table.memory.values()}) == 1
 
 
-def test_hosts_that_differ_get_the_copy_of_the_chiefs_host(
+def test_hosts_with_another_result_get_the_copy_of_the_chiefs_host(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR, "shmacc")
@@ -351,7 +456,6 @@ def test_hosts_that_differ_get_the_copy_of_the_chiefs_host(
         table.round("b", ticket=f"round {step}")
         assert [copy.lineage.digest for copy, _ in table.memory.values()] == [1, 1, 1]
         assert table.steps == [step] * 3
-        assert table.owner.copies is not None
         assert list(table.owner.copies.problems) == problems
         assert table.apply("c", 1)
         table.settle()
@@ -364,6 +468,8 @@ def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None
     table.busy.add("c")
     table.hear("c")
     table.act("c")
+    table.hosts["c"][0].gets_whole()
+    table.hear("c")
     assert isinstance(table.ask_from("c", 1, "of c"), Waiting)
     assert isinstance(table.ask_from("a", 1, "of a"), Waiting)
     table.settle("a", "b")
@@ -401,7 +507,7 @@ def test_a_chief_whose_host_is_not_at_the_step_is_served_after_another_one() -> 
     assert isinstance(table.ask_from("a", 1, "of a"), Opened)
 
 
-def test_a_forwarder_that_has_just_started_is_not_waited_for_as_one_that_gets_a_copy() -> None:
+def test_a_round_waits_for_a_forwarder_that_has_just_started_for_the_grace_only() -> None:
     table = with_gradients("a", "b")
     table.add("b", table.hosts["b"][1])
     table.ask_from("a", 1)
@@ -411,7 +517,7 @@ def test_a_forwarder_that_has_just_started_is_not_waited_for_as_one_that_gets_a_
     assert isinstance(table.ask_from("a", 1), Opened)
 
 
-def test_a_host_that_cannot_get_the_update_is_not_waited_for_and_restored_afterwards() -> None:
+def test_an_update_does_not_wait_for_a_host_that_cannot_get_it_but_copies_later() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.busy.add("b")
@@ -429,7 +535,30 @@ def test_a_host_that_cannot_get_the_update_is_not_waited_for_and_restored_afterw
     assert (table.numbers, table.steps) == ([2, 2], [1, 1])
 
 
-def test_a_host_that_gets_the_update_after_its_commit_is_not_waited_for() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_rounds_wait_for_a_host_that_is_behind_only_if_it_gets_a_whole_copy(*, whole: bool) -> None:
+    """It can make the updates that come meanwhile, too, but they may be more than others keep."""
+    table = with_a_host_that_lacks_the_update("a", "b")
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert table.apply("a", 1)
+    core = table.hosts["b"][0]
+    found = core.next_change()
+    assert found is not None
+    assert found[0] is Get.REPLACE
+    if whole:
+        core.gets_whole()
+    table.settle()
+    table.ask_from("a", 1, "next")
+    table.settle("a")
+    table.pass_time(TIMING.grace + 0.2, "a", "b")
+    assert isinstance(table.ask_from("a", 1, "next"), Waiting if whole else Opened)
+    core.changed(table.copy("b"))
+    table.settle()
+    assert isinstance(table.ask_from("a", 1, "next"), Opened), "it has not got it: it tries again"
+
+
+def test_an_update_does_not_wait_for_a_host_that_gets_it_after_the_commit() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.busy.add("b")
@@ -446,13 +575,7 @@ def test_a_host_that_gets_the_update_after_its_commit_is_not_waited_for() -> Non
 
 
 def test_a_host_without_room_for_its_copy_has_a_problem_until_it_has_one() -> None:
-    table = with_gradients("a", "b")
-    table.open_block("a", 2)
-    table.busy.add("b")
-    table.update()
-    keep_alive(table, TIMING.lease + 0.1)
-    table.settle()
-    assert isinstance(table.update(), Told)
+    table = with_a_host_that_lacks_the_update("a", "b")
     assert table.owner.leave("t", table.now, consume=True)
     table.hear()
     core = table.hosts["b"][0]
@@ -501,13 +624,7 @@ def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:
 
 
 def test_a_host_gets_a_copy_from_another_host_if_one_is_out_of_reach() -> None:
-    table = with_gradients("a", "b", "c")
-    table.open_block("a", 2)
-    table.busy.add("c")
-    table.update()
-    keep_alive(table, TIMING.lease + 0.1)
-    table.settle()
-    assert isinstance(table.update(), Told)
+    table = with_a_host_that_lacks_the_update("a", "b", "c")
     sources = set()
     for _ in range(3):
         table.hear("c")
@@ -527,14 +644,13 @@ def test_a_segment_ahead_is_passed_and_one_too_far_ahead_is_a_problem() -> None:
     table.hosts["b"][1].step = 9 + 2**32 + 1
     table.settle()
     assert table.owner.step == 9
-    assert table.owner.copies is not None
     assert list(table.owner.copies.problems) == ["b"]
 
 
 def test_no_step_is_past_the_last_one() -> None:
     table = with_gradients("a", "b")
     table.settled_restore("to the end", LAST_STEP)
-    table.set_copy("b", Copy(Lineage(1, 7, 7), 0, 0))
+    table.set_copy("b", Copy(Lineage(1, 7 << 32, 7), 0, 0))
     table.add("b", table.hosts["b"][1])
     table.settle()
     assert isinstance(table.restore("further", 0), AtLastStep)
@@ -545,7 +661,7 @@ def test_a_copy_is_replaced_only_together_with_a_higher_step() -> None:
     """Another copy at the owner's step: the owner moves past it."""
     table = with_gradients("a", "b")
     assert isinstance(table.open_block("a"), Opened)
-    table.set_copy("b", Copy(Lineage(1, 7, 7), 0, 0))
+    table.set_copy("b", Copy(Lineage(1, 7 << 32, 7), 0, 0))
     table.add("b", table.hosts["b"][1])
     table.update()
     table.hear("b")
@@ -594,6 +710,28 @@ def test_an_owner_that_hears_of_a_higher_term_resigns() -> None:
     assert old.has_resigned
 
 
+def test_a_returning_host_gets_the_copy_of_the_group_that_began_anew() -> None:
+    """Although it has answered a higher term: the clock of the new line's owner was behind."""
+    table = CopiesTable("a", term=9 << 20)
+    (_, segment), memory = table.hosts.pop("a"), table.memory.pop("a")
+    table.take_over(1 << 20, "b")
+    table.add("b", Segment(step=-1))
+    table.settle()
+    table.settled_restore("anew", 0, "b")
+    assert table.apply("b", 1)
+    table.settle()
+    assert isinstance(table.open_block("b"), Opened)
+    table.memory["a"] = memory
+    table.add("a", segment)
+    table.hear("a")
+    assert isinstance(table.settled_update(), Told), "its round ends first"
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert (table.numbers, table.steps) == ([2, 2], [1, 1])
+    assert table.owner.fence.term > 9 << 20
+    assert not table.owner.has_resigned
+
+
 def test_an_owner_that_learns_and_hears_of_a_higher_term_takes_one_above() -> None:
     table = with_gradients("a", "b")
     table.take_over(2 << 20, "a", "b")
@@ -607,7 +745,7 @@ def test_an_owner_that_learns_and_hears_of_a_higher_term_takes_one_above() -> No
     assert not any(learner.has_resigned for learner in learners)
 
 
-def test_a_host_obeys_no_earlier_owner_not_even_with_another_forwarder() -> None:
+def test_a_host_obeys_no_earlier_owner_even_if_its_forwarder_is_replaced() -> None:
     table = with_gradients("a", "b")
     old = table.owner
     table.take_over(2 << 20, "a", "b")
@@ -640,7 +778,7 @@ def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
 
 def test_a_host_that_reports_counts_though_the_driver_does_not_list_it() -> None:
     table = with_gradients("a", "b")
-    table.set_copy("b", Copy(Lineage(1, 7, 7), 3, 3))
+    table.set_copy("b", Copy(Lineage(1, 7 << 32, 7), 3, 3))
     table.hosts["b"][1].step = 3
     table.add("b", table.hosts["b"][1])
     table.take_over(2 << 20, "a")
@@ -657,7 +795,7 @@ def test_a_host_that_reports_counts_though_the_driver_does_not_list_it() -> None
 def test_a_new_owner_takes_the_copy_of_the_highest_term_not_of_the_highest_step() -> None:
     """The other one is of a machine that has gone on alone, and was declared dead."""
     table = with_gradients("a", "b")
-    table.set_copy("a", Copy(Lineage(1, 9, 9), 9, 9))
+    table.set_copy("a", Copy(Lineage(1, 9 << 32, 9), 9, 9))
     table.hosts["a"][1].step = 9
     table.set_copy("b", Copy(Lineage(5, 1, 1), 3, 3))
     table.hosts["b"][1].step = 3
@@ -671,7 +809,7 @@ def test_a_new_owner_takes_the_copy_of_the_highest_term_not_of_the_highest_step(
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_an_owner_whose_line_no_host_has_learns_again(*, ended: bool) -> None:
+def test_an_owner_learns_again_if_no_host_has_its_lineage(*, ended: bool) -> None:
     table = with_gradients("a", "b")
     table.pass_time(31, "a", "b")  # longer than it waits below
     table.busy.add("b")
@@ -697,7 +835,7 @@ def test_an_owner_whose_line_no_host_has_learns_again(*, ended: bool) -> None:
     assert isinstance(table.open_block("b", 1, "next"), Opened)
 
 
-def test_what_was_begun_in_a_copy_must_be_passed_by_the_segment() -> None:
+def test_a_segment_must_pass_the_step_of_a_change_that_was_begun() -> None:
     """A worker may have read half of it; the forwarder that began it is dead."""
     table = with_gradients("a", "b")
     table.set_copy("b", table.copy("b")._replace(begun=1))
@@ -707,7 +845,7 @@ def test_what_was_begun_in_a_copy_must_be_passed_by_the_segment() -> None:
     assert table.owner.accumulated == 0
 
 
-def test_what_a_worker_may_have_read_half_changed_is_in_no_round() -> None:
+def test_a_gradient_of_a_half_changed_copy_is_in_no_round() -> None:
     """The owner moves past the step that was begun, but only after the grant."""
     table = with_gradients("a", "b")
     table.ask_from("a", 1)
@@ -751,3 +889,40 @@ def test_no_order_of_a_later_owner_is_followed_while_the_copy_changes() -> None:
     core.receive(later)
     assert not core.wants(stage)
     assert not core.follows(found[1])
+
+
+def _with_a_block_of_a_dead_owner(*, updated: bool) -> tuple[CopiesTable, Opened]:
+    table = with_gradients("a", "b")
+    opened = table.open_block("a", 2)
+    assert isinstance(opened, Opened)
+    if updated:
+        assert isinstance(table.settled_update(), Told)
+    table.take_over(2 << 20, "a", "b")
+    assert table.owner.resume("t", opened, table.now, host="a") is None, "it learns"
+    table.settle()
+    return table, opened
+
+
+def test_the_next_owner_goes_on_with_a_block_if_nothing_has_come_in_between() -> None:
+    table, opened = _with_a_block_of_a_dead_owner(updated=False)
+    assert not table.owner.leave("t", table.now, consume=True), "the chief has not noticed it yet"
+    found = table.owner.resume("t", opened, table.now, host="a")
+    assert isinstance(found, Opened)
+    assert table.owner.resume("t", opened, table.now, host="a") == found
+    assert isinstance(table.settled_update(), Told)
+    assert table.owner.leave("t", table.now, consume=True)
+    table.settle()
+    assert (table.owner.step, table.steps) == (1, [1, 1])
+
+
+def test_the_next_owner_says_that_a_blocks_update_was_made() -> None:
+    table, opened = _with_a_block_of_a_dead_owner(updated=True)
+    assert table.owner.resume("t", opened, table.now, host="a") == Told()
+    assert table.owner.resume("other", opened, table.now, host="a") == Ended()
+    assert table.owner.step == 1
+
+
+def test_the_next_owner_does_not_go_on_with_a_block_whose_gradients_another_chief_has() -> None:
+    table, opened = _with_a_block_of_a_dead_owner(updated=False)
+    assert isinstance(table.open_block("b", 2, "other"), Opened)
+    assert table.owner.resume("t", opened, table.now, host="a") == Ended()

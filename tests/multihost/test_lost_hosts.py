@@ -1,11 +1,11 @@
 """Hosts and workers are lost; their contributors go on at another host, or are refused."""
 
 import pytest
-from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost.messages import Conflict, Died, Ended, Loss, Opened, Waiting
-from shmacc_simulate.ledger import Segment
+from shmacc_hosts.memory import Segment
+from shmacc_hosts.world import TIMING
 
 pytestmark = pytest.mark.threads
 

@@ -1,12 +1,12 @@
 """Forwarders, machines and owners are restarted; the end of a run reaches all of them."""
 
 import pytest
-from helpers.multihost_actors import TIMING
 from helpers.multihost_table import Table, with_a_gradient_each
 
 from shmacc._multihost.messages import Fence, Finished, NotReady, Opened, Report, Waiting
 from shmacc._multihost.owner import OwnerCore
-from shmacc_simulate.ledger import Segment
+from shmacc_hosts.memory import Segment
+from shmacc_hosts.world import TIMING
 
 pytestmark = pytest.mark.threads
 

@@ -147,11 +147,10 @@ class Chaos:
 
     def _replace(self) -> None:
         """Remove a machine, and add another one in its place."""
-        died = self.extra
-        self.nodes.remove(died)
-        self.extra = self.nodes.add()
+        with self.nodes.gone(self.extra):
+            pass
         for journals in (training.journals for training in self.trainings):
-            for rank in [rank for rank, home in journals.homes.items() if home == died]:
+            for rank in [rank for rank, home in journals.homes.items() if home == self.extra]:
                 journals.kill(rank)
                 journals.start(rank, self.extra)
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 
 import pytest
+import ray
 from on_ray.nodes import Nodes
 
 
@@ -32,9 +33,15 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 @pytest.fixture(autouse=True)
 def on_the_chiefs_node(request: pytest.FixtureRequest, namespace: str) -> Iterator[None]:  # noqa: ARG001
-    """Run a test that uses `nodes` in the namespace of the chief's node."""
+    """Run a test that uses `nodes` in the namespace of the chief's node.
+
+    The test gives back the three nodes that it found.
+    """
     if "nodes" not in request.fixturenames:
         yield
         return
-    with request.getfixturevalue("nodes").on(0):
+    nodes: Nodes = request.getfixturevalue("nodes")
+    with nodes.on(0):
         yield
+    alive = {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+    assert alive >= set(map(nodes.id, range(3))), "the next test finds a node less"

@@ -59,11 +59,12 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
         found["head away"] = rounds(training, 10, 6)
         os.kill(host, signal.SIGKILL)
         found["a node's actor killed meanwhile"] = rounds(training, 10, 4)
-        found["attach late"] = ends_late(
-            lambda: shmacc.ray.AccumulatorGroup.attach("head", timeout=SECONDS)
-        )
         assert len(group.stats(timeout=10)) == 2
-        # This process knows no actor of that group's nodes yet, and must not ask for them in Ray.
+        # This process has not looked up the actors of the group "beside" yet. Ray remembers those
+        # that it has looked up, and finds them without its head.
+        found["attach late"] = ends_late(
+            lambda: shmacc.ray.AccumulatorGroup.attach("beside", timeout=SECONDS)
+        )
         for call in beside.stats, beside.snapshot, beside.contributors:
             found[f"{call.__name__} late"] = ends_late(partial(call, timeout=SECONDS))
     wait_for(lambda: group.hosts()[nodes.id(1)].alive)
@@ -84,7 +85,7 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
 
 
 def late_is_there(group: shmacc.ray.AccumulatorGroup, node: str) -> bool:
-    """Whether a node that joined after all that has its part."""
+    """Whether a node that joined late takes part."""
     hosts = group.hosts()
     return node in hosts and hosts[node].alive
 

@@ -143,7 +143,7 @@ class Journals:
             assert (abs(taken[name].value - mean) < 1e-5).all(), "torn: another member differs"
 
     def lost(self) -> list[int]:
-        """Gradients of steps that are over that were accepted, and are in no round.
+        """Return the gradients of past steps that were accepted and are in no round.
 
         A host follows `advance_step` a moment later than the owner. A worker that starts in that
         moment has its first gradient accepted at the step that the owner has left already, and the
@@ -153,7 +153,7 @@ class Journals:
         """
         last = max(self.consumed.values(), default=-1)
         accepted = self.log("accepted").items()
-        # The second gradient of a contributor in a step was accepted as being there already.
+        # A second gradient of a contributor in a step returns True, and is not added.
         of_rank = {(own // 1_000_000, step) for own, step in self.consumed.items()}
         return [
             own

@@ -1,8 +1,8 @@
 """Rounds over nodes in network namespaces, with delay and loss between them.
 
-A program, run by test_clusters_of_their_own.py: Ray connects a process once, and here from a
-namespace. It kills workers and the actors of nodes in mid-round, cuts a node off for a while, and
-kills a node. It writes a line of JSON.
+test_clusters_of_their_own.py runs it as a program: a process can connect to Ray only once, and
+this one does so from a namespace. The program kills workers and the actors of nodes in mid-round,
+cuts a node off for a while, and kills a node. It writes a line of JSON.
 """
 
 import json
@@ -79,7 +79,7 @@ def live(
     passed("hosts' actors")
     assert nodes.wires is not None
     nodes.wires.cut(2)
-    rounds(2, 4)  # while nobody knows yet that it is lost
+    rounds(2, 4)  # the owner does not know yet that the node is lost
     wait_for(lambda: not group.hosts()[nodes.id(2)].alive)
     rounds(2, 4)  # its shard is on another node meanwhile
     passed("link cut")

@@ -57,7 +57,7 @@ class OtherChief:
             if said.startswith("block"):
                 step, *rows = map(int, said.split()[1:])
                 return step, {row for row in rows if row < 10**9}
-            # The owner may have been lost, and its chief have a long block still.
+            # The owner may have been lost, or the other chief may still have a long block.
             assert time.monotonic() < end, said
             time.sleep(0.5)
 
@@ -67,7 +67,7 @@ class OtherChief:
             yield
 
     def leave(self) -> str:
-        """Let it leave its block; return the result."""
+        """Let the other chief leave its block; return the result."""
         self._say("")
         return self._hear()
 

@@ -95,7 +95,12 @@ def on_one_host(updates: int, ranks: int) -> dict[str, Any]:
 
 
 class Replicated:
-    """The training: a chief that is started again whenever it ends, and workers on nodes."""
+    """The training: a chief that is started again whenever it ends, and workers on nodes.
+
+    A subclass may have other programs.
+    """
+
+    programs = _CHIEF, _WORKER
 
     def __init__(self, nodes: Nodes, name: str, folder: Path, ranks: int = 6) -> None:
         self.nodes, self.name, self.folder, self.ranks = nodes, name, folder, ranks
@@ -105,7 +110,7 @@ class Replicated:
 
     def start_worker(self, rank: int, node: int) -> None:
         log = self.folder / f"{self.name}.{node}.{rank}"
-        command = [sys.executable, "-P", "-c", _WORKER, self.name, str(rank), str(log)]
+        command = [sys.executable, "-P", "-c", self.programs[1], self.name, str(rank), str(log)]
         self.workers[rank] = subprocess.Popen(command, env=self._environment(node))
 
     def start_workers(self) -> None:
@@ -123,7 +128,7 @@ class Replicated:
         self.chiefs += 1
         place = self.nodes.cluster.address, self.nodes.address(node)
         numbers = *place, str(steps), str(self.ranks)
-        command = [sys.executable, "-P", "-c", _CHIEF, self.name, *numbers]
+        command = [sys.executable, "-P", "-c", self.programs[0], self.name, *numbers]
         with (self.folder / f"{self.name}.chief").open("ab") as errors:
             self.chief = subprocess.Popen(command, env=self._environment(node), stderr=errors)
         return self.chief

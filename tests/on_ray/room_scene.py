@@ -33,7 +33,7 @@ while group.running:
 
 
 def main() -> None:
-    """Fill memory, put objects, take; then have no room for parameters. Raises if that fails."""
+    """Fill memory, put objects, take; then have no room for parameters, nor for a run."""
     enter_own_shm(420 * MIB)
     ray.init(
         address="local",  # and not a cluster that another job has on this machine
@@ -67,6 +67,17 @@ def main() -> None:
             assert "cannot make the change" in str(error)  # noqa: PT017
         else:
             raise AssertionError("there was room")
+    with open("/dev/shm/rest", "wb") as rest:  # noqa: PTH123, S108
+        room = os.statvfs(rest.fileno())
+        os.posix_fallocate(rest.fileno(), 0, room.f_bavail * room.f_frsize)
+        try:
+            shmacc.ray.run(os.getpid, name="full")
+        except shmacc.errors.ResourceExhaustedError as error:
+            assert str(error).startswith("Node ")  # noqa: PT017
+        else:
+            raise AssertionError("there was room")
+        rest.truncate(0)
+        assert shmacc.ray.run(os.getpid, name="full")
     ray.shutdown()
 
 

@@ -1,8 +1,9 @@
-"""The tests call the methods of actors themselves, at moments too short to hit from outside."""
+"""Actors whose methods the tests call: to hit moments that are too short to hit from outside."""
 
 import asyncio
 import os
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -49,8 +50,20 @@ def test_an_actor_that_ends_before_it_serves_makes_nothing(nodes: Nodes) -> None
     assert not [name for name in os.listdir("/dev/shm") if "unborn" in name]  # noqa: PTH208, S108
 
 
+def test_an_actor_that_ends_before_it_serves_removes_what_its_group_has_made_there(
+    nodes: Nodes,
+) -> None:
+    """An earlier actor of the group has made it. What another group has made stays."""
+    options = {"mode": None, "owners": "mine"}
+    config = Config("begun", dict(MEMBERS), "MEAN", options, 1, None, Timing(), 1)
+    for number, stays in (2, True), (1, False):
+        Memory(config, nodes.id(0), ObjectStore()).close()
+        HostActor(replace(config, number=number), nodes.id(0)).end()
+        assert any("begun" in name for name in os.listdir("/dev/shm")) == stays  # noqa: PTH208, S108
+
+
 def test_a_finished_segment_of_an_earlier_run_starts_again(nodes: Nodes) -> None:
-    """Not one of this run, which a process finished while no actor was there."""
+    """A segment of this run stays finished: a process finished it while no actor was there."""
     with HostGroup(MEMBERS, "left") as earlier:
         earlier.finish()
     options = {"mode": None, "owners": "mine"}
@@ -86,7 +99,7 @@ def test_a_finish_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: No
         return Mock(future=lambda: answered)
 
     owner = Mock()
-    owner.enrol.remote = lambda _: ray.put(1)
+    owner.enrol.remote = lambda *_: ray.put(1)
     owner.report.remote = answer
     try:
         assert Incarnation(shared, owner, memory).run()
@@ -116,7 +129,7 @@ class _Shard:
         members: dict[str, shmacc.TensorSpec] = {"m": rows}
         self.plan = Plan(members, 1)
         config = Config("by hand", members, "MEAN", {}, 1, None, Timing(), 1)
-        # Another node may have died, in another test, which Ray may not know yet.
+        # In an earlier test a node may have died, and Ray may not know it yet.
         here = NodeAffinitySchedulingStrategy(nodes.id(0), soft=False)
         actors = ray.remote(concurrency_groups=CONCURRENCY, scheduling_strategy=here)(HostActor)
         self.actor: Any = actors.remote(config, "h")
@@ -162,23 +175,6 @@ def test_a_reduction_made_ahead_is_used_only_if_it_fits_the_round(
     ray.kill(shard.actor)
 
 
-def test_an_open_blocks_round_is_not_reduced_again_when_a_host_ships(
-    nodes: Nodes,
-) -> None:
-    shard = _Shard(nodes)
-    members = shard.stage(0, "a", 1, 1, 5), shard.stage(0, "b", 1, 1, 5)
-    share = Share.of(Opened(Fence(1, 0), 0, members), 0)
-
-    def mark(taken: shmacc.GroupTaken) -> float:
-        taken["m"].values[...] += 7  # which only the same arrays remember
-        return float(taken["m"].values[0, 0])
-
-    assert ray.get(shard.actor.run.remote(0, share, mark, ())) == 8.0
-    shard.stage(0, "a", 2, 1, 5)
-    assert ray.get(shard.actor.run.remote(0, share, mark, ())) == 15.0
-    ray.kill(shard.actor)
-
-
 class _CountingCore(OwnerCore):
     """Counts how often it is asked for changes."""
 
@@ -200,15 +196,16 @@ class _Owner(OwnerActor):
         pass
 
 
-def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner() -> None:
-    """Otherwise each of n hosts' reports would wake n calls."""
+def test_a_report_that_changes_nothing_wakes_no_call_that_waits() -> None:
+    """If it woke them, the reports of n hosts would wake n calls each."""
     timing = Timing(heartbeat=30.0, lease=120.0)
     hosts = 40
 
     async def run() -> tuple[int, int]:
         owner = _Owner(Config("woken", dict(MEMBERS), "MEAN", {}, 1, None, timing, 1))
         core: Any = owner._core
-        incarnations = [await owner.enrol(f"host {i}") for i in range(hosts)]
+        await owner.begin()
+        incarnations = [await owner.enrol(f"host {i}", None) for i in range(hosts)]
 
         def report(host: int, number: int, count: int) -> asyncio.Task[Any]:
             made = Report(f"host {host}", incarnations[host], number, core.fence, 0, count)
@@ -225,7 +222,7 @@ def test_a_report_that_changes_nothing_wakes_no_call_that_waits_at_the_owner() -
         parked = [task for task in parked if not task.done()]
         parked += [report(host, 2, 0) for host in range(hosts)]
         await asyncio.sleep(0.1)
-        parked.append(report(0, 3, 5))  # a count, which nobody waits for
+        parked.append(report(0, 3, 5))  # a higher count, but no chief waits for gradients
         quiet = await looks(asyncio.sleep(0))
         loud = await looks(owner.do("advance_step", 3))
         assert all(task.done() for task in parked), "a new step is everybody's concern"

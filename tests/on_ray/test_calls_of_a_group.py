@@ -29,8 +29,8 @@ from shmacc.errors import (
     NotFoundError,
     WorkerDiedError,
 )
-from shmacc.ray._link import OPEN
 from shmacc.ray._parts import find_actor
+from shmacc.ray._round import OPEN
 
 MEMBERS = {
     "rows": shmacc.IndexedSlicesSpec((100, 2), "float32"),
@@ -109,7 +109,7 @@ def test_a_snapshot_equals_the_next_take(
 def test_parameters_of_one_host_are_not_updated_from_a_round_over_hosts(
     local: list[shmacc.AccumulatorGroup], group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    """Their rounds are not final: after a death another chief would get other gradients."""
+    """Such a round is not final: after a death another chief would get other gradients."""
     contents = {"rows": np.ones((100, 2), np.float32), "rest": np.ones(5)}
     step = group.global_step
     assert local[1].apply(gradient(1), step)
@@ -129,7 +129,7 @@ def test_cancel_ends_the_waits_of_all_chiefs(group: shmacc.ray.AccumulatorGroup)
     other = shmacc.ray.AccumulatorGroup.attach("asked")
     waits = [wait_in_thread(partial(each.take, 9, timeout=60)) for each in (group, other)]
     for thread, failures in waits:
-        while thread.is_alive():  # the first call may come before it waits
+        while thread.is_alive():  # the take may not have begun to wait yet
             group.cancel()
             thread.join(0.05)
         assert [type(failure) for failure in failures] == [CancelledError]
@@ -163,7 +163,7 @@ def test_a_group_is_found_by_its_name_and_by_its_pickle(
     def ask(given: shmacc.ray.AccumulatorGroup) -> tuple[int, str]:
         return given.global_step, repr(given)
 
-    # Ray unpickles it where it reads arguments: nothing may ask Ray there.
+    # Ray unpickles it in the thread that reads arguments: a call of Ray there would never end.
     asked = ray.remote(num_cpus=0)(ask).remote(group)
     assert ray.get(asked, timeout=50) == (group.global_step, repr(group))
     gone = shmacc.ray.AccumulatorGroup.attach("asked")
@@ -197,7 +197,7 @@ def test_a_replaced_chief_removes_nothing_of_the_next_one(
                 assert local.running
 
 
-def test_a_close_in_the_block_gives_the_round_up_and_allows_removal(
+def test_a_close_in_the_block_gives_the_round_up_and_the_group_can_be_removed(
     nodes: Nodes,
 ) -> None:
     members = {"m": shmacc.TensorSpec((), "float64")}
@@ -214,7 +214,7 @@ def test_a_close_in_the_block_gives_the_round_up_and_allows_removal(
 
 
 def test_a_wait_longer_than_the_chiefs_lease_goes_on(nodes: Nodes) -> None:
-    """With a few chiefs, since on a busy machine this process may be silent for longer."""
+    """Tried several times: on a busy machine this process may be silent for longer."""
     members, timing = {"m": shmacc.TensorSpec((), "float64")}, shmacc.ray.Timing(chief_lease=0.8)
 
     def goes_on() -> bool:
@@ -232,7 +232,7 @@ def test_a_wait_longer_than_the_chiefs_lease_goes_on(nodes: Nodes) -> None:
 def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """That thread's update must find its round."""
+    """The update in the other thread must find its round."""
     assert local[1].apply(gradient(1), group.global_step)
     with group.round(1, timeout=60):
         thread, failures = wait_in_thread(lambda: group.take(1, timeout=0.2))
@@ -285,7 +285,7 @@ def test_the_death_of_a_worker_on_any_host_ends_a_wait_with_on_death(
     assert isinstance(error, WorkerDiedError)
     assert (error.pids, error.contributors) == ((worker.pid,), (7,))
     assert re.search(nodes.shown(2), str(error))
-    with pytest.raises(DeadlineExceededError):  # it was told once
+    with pytest.raises(DeadlineExceededError):  # a death is told once
         group.take(2, timeout=1, on_death="raise")
     assert local[0].apply(gradient(1), group.global_step, contributor=1)
     taken = group.take(2, timeout=60, on_death="raise")
@@ -368,7 +368,7 @@ def alarm() -> None:
 def test_an_exception_at_any_line_leaves_no_round_open_and_loses_no_gradient(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """Nor do the heartbeats of the round go on."""
+    """The round's heartbeats end with the block."""
     for number in itertools.count(1, 2):
         step = group.global_step
         assert local[0].apply(gradient(1), shmacc.NEVER_STALE, timeout=60)

@@ -33,7 +33,7 @@ def test_rounds_go_on_after_each_kind_of_failure(chaos: Chaos) -> None:
     chaos.run()
 
 
-def test_a_chief_that_is_stopped_in_its_block_has_lost_it(chaos: Chaos) -> None:
+def test_a_chief_that_is_stopped_in_its_block_loses_its_round(chaos: Chaos) -> None:
     training = chaos.many
     training.round_of_all()
     before = training.journals.lost()

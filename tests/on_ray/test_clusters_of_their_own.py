@@ -39,7 +39,7 @@ def test_rounds_go_on_while_rays_head_is_started_again() -> None:
     assert figures["a node's actor killed meanwhile"] < SLACK
     for call in "attach", "stats", "snapshot", "contributors", "take", "step":
         assert figures[f"{call} late"] < SOON
-    # The actor may die right after its batch became a member: then what came after that.
+    # If the actor dies right after its batch became a member, later gradients are lost.
     assert figures["lost"] <= 2
 
 
@@ -52,9 +52,9 @@ def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
     assert lost > 0
     assert figures["counters"]["lost_hosts"] >= 1
     assert figures["a round while two nodes are cut off from each other"] < SLACK
-    # The death of a node's actor right after its batch became a member may cost what came then.
+    # If an actor dies right after its batch became a member, later gradients are lost.
     assert figures["lost to hosts' actors"] <= 6
-    # The hosts' last gradients: as if never applied; and those of a step that was void for it.
+    # The last gradients of lost hosts, and the gradients of a void step.
     assert figures["lost to links"] <= 6
     assert figures["lost to nodes"] <= 4
 
@@ -64,8 +64,8 @@ def test_after_the_end_of_the_whole_cluster_the_best_copy_leads() -> None:
 
 
 @needs_own_shm
-def test_a_worker_that_never_waits_leaves_room_for_rays_objects() -> None:
-    """Otherwise its node is lost: a bus error ends the process that writes an object."""
+def test_a_worker_that_applies_without_end_leaves_room_for_rays_objects() -> None:
+    """Without room, a bus error ends the process that writes an object, and so the node."""
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     environment.pop("RAY_ADDRESS", None)
     run("room_scene.py", env=environment, cwd="/")

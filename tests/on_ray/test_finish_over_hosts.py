@@ -50,7 +50,7 @@ class Run:
             assert part.value.tolist() == [HOSTS, HOSTS * step]
 
     def workers_end(self) -> None:
-        """Check that they end by themselves, with success."""
+        """Check that the workers end by themselves, with success."""
         for worker in self.workers:
             assert worker.wait(timeout=60) == 0
             assert worker.stdout is not None

@@ -1,5 +1,7 @@
 """A group over the nodes of a Ray cluster is one group, for workers and for chiefs."""
 
+import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +33,7 @@ QUICK = shmacc.ray.Timing(lease=3.0, grace=1.0, chief_lease=4.0)
 RANKS = 6
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG001
     made = shmacc.ray.AccumulatorGroup(MEMBERS, "model", shards=2, timing=QUICK)
     yield made
@@ -116,19 +119,6 @@ def test_the_reduction_equals_one_group(nodes: Nodes) -> None:
         local.close()
 
 
-@pytest.mark.usefixtures("journals")
-def test_a_round_may_stay_at_the_shards(group: shmacc.ray.AccumulatorGroup) -> None:
-    with group.round_of_shards(RANKS, timeout=60) as taken:
-        assert len(taken.shards) == 2
-        counts = taken.run(lambda part: len(part["rows"].indices))
-        assert sum(counts) == 2 * RANKS
-        parts = [shard.fetch() for shard in taken.shards]
-        assert sum(len(part["rows"].indices) for part in parts) == 2 * RANKS
-        assert not set(parts[0]["rows"].indices) & set(parts[1]["rows"].indices)
-        assert taken.members == {"rows": (RANKS, RANKS), "rest": (RANKS, RANKS)}
-    assert group.global_step == taken.step + 1
-
-
 def test_errors_are_as_on_one_host(
     group: shmacc.ray.AccumulatorGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +133,7 @@ def test_errors_are_as_on_one_host(
         group.take(0)
     with pytest.raises(NotFoundError):
         shmacc.ray.AccumulatorGroup.attach("no-such-group")
-    for looks in True, False:  # another chief may have made it since this one looked
+    for looks in True, False:  # False: another chief makes it after the look
         with monkeypatch.context() as patch:
             if not looks:
                 patch.setattr(_making, "find_config", lambda *_: None)
@@ -177,20 +167,20 @@ def test_workers_and_host_actors_are_killed_and_no_gradient_is_lost(
     rounds(group, journals, 2)
     for number in range(3):
         journals.kill(number)
-        journals.start(number, number)  # on the same host: it is in the round once all the same
+        journals.start(number, number)  # on the same host, so its number is in the round once
         rounds(group, journals, 2)
     assert journals.lost() == []
     for number in range(3):
         kill(f"model/host {nodes.id(number)}")
         rounds(group, journals, 2)
-    # A forwarder's death in the moment after its batch became a member may cost what came then.
+    # If a forwarder dies right after its batch became a member, later gradients are lost.
     assert len(journals.lost()) <= RANKS
 
 
 def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, journals: Journals
 ) -> None:
-    """Its segment's gradients count as soon as the next actor has reported them."""
+    """The gradients of its segment count as soon as the next actor has reported them."""
     rounds(group, journals, 2)
     before = group.counters()
     for number in range(6):
@@ -201,24 +191,82 @@ def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
         death.join()
         rounds(group, journals, 1)
     counted = {name: number - before[name] for name, number in group.counters().items()}
-    assert counted["voided"] <= counted["lost_hosts"]  # of a machine on which an actor starts late
+    assert counted["voided"] <= counted["lost_hosts"]  # on a busy machine an actor may start late
     assert len(journals.lost()) <= RANKS
 
 
-def test_unlink_ends_a_nodes_actor_that_was_made_again(nodes: Nodes) -> None:
-    """Else its names stay: this process knows the dead one."""
+@pytest.mark.parametrize("is_there", [True, False], ids=["and is there", "and is not there yet"])
+def test_unlink_removes_the_names_of_a_node_whose_actor_is_started_again(
+    nodes: Nodes, *, is_there: bool
+) -> None:
+    """This process knows the dead actor only."""
     group = shmacc.ray.AccumulatorGroup(MEMBERS, "remade")
     assert len(group.stats()) >= 3
     part = f"remade/host {nodes.id(1)}"
     before = pid_of(part)
     kill(part)
-    wait_for(lambda: pid_of(part) not in {None, before})
+    if is_there:
+        wait_for(lambda: pid_of(part) not in {None, before})
     group.unlink()
     assert not [name for name in nodes.left() if "remade" in name]
 
 
+def test_a_segment_whose_name_is_removed_is_made_again(nodes: Nodes) -> None:
+    members = {"m": shmacc.TensorSpec((), "float64")}
+    with (
+        shmacc.ray.AccumulatorGroup(members, "nameless", unlink_on_close=True) as group,
+        nodes.on(1),
+        shmacc.SharedArrays.attach("nameless.forwarder") as counters,
+    ):
+        with shmacc.AccumulatorGroup.attach("nameless", timeout=60) as worker:
+            worker.unlink()
+            wait_for(lambda: "name of its segment" in (group.hosts()[nodes.id(1)].problem or ""))
+            assert worker.apply({"m": 1.0}, shmacc.NEVER_STALE), "who has it goes on"
+            assert group.take(1, timeout=60).count == 1
+            assert worker.wait_step(0, timeout=60) == 1
+        wait_for(lambda: counters["starts"] == 2 and group.hosts()[nodes.id(1)].alive)
+        with shmacc.AccumulatorGroup.attach("nameless", timeout=60) as worker:
+            assert worker.apply({"m": 1.0}, shmacc.NEVER_STALE)
+            assert group.take(1, timeout=60).count == 1
+
+
+@pytest.mark.parametrize("with_parameters", [False, True])
+def test_a_contributor_on_two_hosts_ends_the_round_with_an_error_that_names_both(
+    nodes: Nodes, *, with_parameters: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        members: Any = {"m": shmacc.TensorSpec((2,), "float64")}
+        if with_parameters:
+            sgd = shmacc.optim.SGD(1.0)
+            params = shmacc.ray.Parameters(
+                {"m": np.zeros(2)}, "both.p", optimizer=sgd, unlink_on_close=True
+            )
+            members = stack.enter_context(params).member_specs()
+        made = shmacc.ray.AccumulatorGroup(members, "both", unlink_on_close=True)
+        group = stack.enter_context(made)
+
+        def work(worker: shmacc.AccumulatorGroup) -> None:
+            for step in worker.steps(timeout=60):
+                worker.apply({"m": np.ones(2)}, step, contributor=7)
+
+        workers = []
+        for node in 1, 2:
+            with nodes.on(node):
+                worker = stack.enter_context(shmacc.AccumulatorGroup.attach("both", timeout=60))
+            workers.append(threading.Thread(target=work, args=[worker]))
+            workers[-1].start()
+        try:
+            with pytest.raises(AlreadyExistsError, match="Contributor 7 was accepted on") as caught:
+                group.take(2, timeout=60)
+        finally:
+            group.finish()
+            for thread in workers:
+                thread.join()
+        assert all(re.search(nodes.shown(node), str(caught.value)) for node in (1, 2))
+
+
 def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes: Nodes) -> None:
-    """It has a shard, which then moves to another node."""
+    """The dead node has a shard, which moves to another node."""
     wait_for(lambda: len(living_nodes(None)) == 3, 120)  # without the dead ones of other tests
     late = nodes.add()
     rows = {"m": shmacc.IndexedSlicesSpec((1000,), "float32")}
@@ -233,7 +281,7 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
         nodes.remove(late)
         assert group.take(1, timeout=120)["m"].values.tolist() == [1.0] * 1000
         assert nodes.id(late) in living_nodes(None), "Ray has not seen it yet"
-    # So a new group waits for that node's segment in vain, and is made all the same.
+    # So a new group waits for a segment of that node, until Ray sees that it is dead.
     members = {"m": shmacc.TensorSpec((), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "beside", unlink_on_close=True) as group:
         alive = {host for host, state in group.hosts().items() if state.alive}
@@ -244,11 +292,11 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
 def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
     group: shmacc.ray.AccumulatorGroup, journals: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So do all calls that need the step, even if it dies during a wait; the rest works."""
+    """All calls that need the step raise, also one that waits then; other calls go on."""
     step = group.global_step
     rounds(group, journals, 2)
     calls: list[Callable[[], object]] = [
-        lambda: group.wait_step(step + 2, timeout=60),  # the owner dies in its midst
+        lambda: group.wait_step(step + 2, timeout=60),  # the owner dies during this wait
         lambda: group.wait_step(0),
         lambda: group.global_step,
         lambda: next(group.steps(timeout=60)),

@@ -200,7 +200,7 @@ class Job:
         return [line for line in found if f"/ray-{self.number}" in line]
 
     def end(self, status: int) -> str:
-        """Return its output; it must have left nothing."""
+        """Return the job's output; the job must have left nothing."""
         output, _ = self.process.communicate(timeout=200)
         assert self.process.returncode == status, output
         assert not list(self.folder.glob(".ray-token-*"))

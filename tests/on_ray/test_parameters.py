@@ -1,9 +1,11 @@
-"""Parameters over hosts: every node's copy has the same bits, whatever dies."""
+"""Parameters over hosts: every node's copy has the same bits, whichever part dies."""
 
 import contextlib
 import os
 import random
+import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +16,11 @@ import pytest
 import ray
 from helpers.support import stopped
 from on_ray.nodes import Nodes, kill, pid_of, wait_for
-from on_ray.replicated import CONTENTS, OPTIMIZERS, TIMING, Replicated
+from on_ray.replicated import CONTENTS, OPTIMIZERS, TIMING, Replicated, gradient
 
 import shmacc
 import shmacc.ray
+from shmacc import Parameters as LocalParameters
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ def test_a_node_that_is_silent_gets_the_copy_of_another_one(training: Replicated
     wait_for(lambda: training.step_on(0) >= 3)
     pid = pid_of(f"{training.name}/host {training.nodes.id(2)}")
     assert pid is not None
-    training.move((2, 5), 0)  # workers of that node: the others apply for them
+    training.move((2, 5), 0)  # workers of that node go on at another one
     with stopped(pid):
         before = training.step_on(0)
         wait_for(lambda: training.step_on(0) >= before + 3, 60)
@@ -90,7 +93,7 @@ def test_a_node_that_is_silent_gets_the_copy_of_another_one(training: Replicated
 
 
 def test_a_machine_on_which_ray_is_started_again_gets_the_newer_copy(training: Replicated) -> None:
-    """Its memory has a copy of an earlier step; its workers see no later step with that."""
+    """The machine has a copy of an earlier step; with it its workers see no later step."""
     training.start_workers()
     training.start_chief(10**6)
     wait_for(lambda: training.step_on(0) >= 3)
@@ -110,6 +113,34 @@ def test_a_machine_on_which_ray_is_started_again_gets_the_newer_copy(training: R
     training.chief.kill()
     training.train_until(training.step_on(0) + 5)
     training.check()
+
+
+def test_a_node_that_has_missed_two_updates_makes_them_and_gets_no_copy(nodes: Nodes) -> None:
+    name = f"missed{os.getpid()}"
+    with _made(name) as (params, group), shmacc.AccumulatorGroup.attach(name) as segment:
+
+        def make_round() -> None:
+            step = segment.wait_step(params.step - 1, timeout=30)
+            assert segment.apply(gradient(0), step, contributor=0)
+            with group.round(1, timeout=30) as taken:
+                params.update(taken, timeout=30)
+
+        make_round()
+        pid = pid_of(f"{name}/host {nodes.id(2)}")
+        assert pid is not None
+        with stopped(pid):
+            make_round()
+            make_round()
+        with (
+            nodes.on(2),
+            shmacc.Parameters.attach(f"{name}.params") as copy,
+            shmacc.SharedArrays.attach(f"{name}.forwarder") as counters,
+        ):
+            wait_for(lambda: counters["followed"] == 2)
+            assert (copy.step, int(counters["copied"])) == (3, 0)
+            theirs = copy.snapshot()[1]
+        for array in "dense", "sparse":
+            np.testing.assert_array_equal(theirs[array], params[array])
 
 
 @contextlib.contextmanager
@@ -139,7 +170,7 @@ def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Pa
             params.update(taken)
             with pytest.raises(shmacc.errors.FailedPreconditionError, match="outside of a round"):
                 params.restore(early)
-        _apply(nodes, 2, 2)  # stale after the restore
+        _apply(nodes, 2, 2)  # dropped by the restore, which moves on to step 3
         with pytest.raises(shmacc.errors.FailedPreconditionError, match="this host only"):
             shmacc.load(tmp_path / "other.npz", {"kept": params})
         params.restore(dict(np.load(tmp_path / "early.npz")), timeout=60)
@@ -157,6 +188,8 @@ def test_a_restore_reaches_all_nodes_at_a_higher_step(nodes: Nodes, tmp_path: Pa
             lambda: next(group.steps(timeout=60)),
             lambda: group.wait_step(2, timeout=60),
             lambda: group.snapshot().step,
+            lambda: len(group.stats()),  # of all three nodes
+            lambda: group.advance_step(3) + 3,
         ]
         for call in calls:  # each finds a new owner, which learns the step first
             kill("kept/owner")
@@ -171,8 +204,8 @@ def _apply(nodes: Nodes, node: int, step: int, name: str = "kept") -> bool:
         return bool(group.apply(gradient(node), step, contributor=node))
 
 
-def test_what_one_node_refuses_changes_nothing(nodes: Nodes) -> None:
-    """A table's limit is the same everywhere; the round stays open for another update."""
+def test_an_update_that_a_node_refuses_changes_no_copy(nodes: Nodes) -> None:
+    """All nodes refuse it, since all tables have the limit. The round stays open for another."""
     contents = {"table": shmacc.TableSpec((2,), max_rows=3)}
     with (
         shmacc.ray.Parameters(
@@ -200,32 +233,89 @@ def test_what_one_node_refuses_changes_nothing(nodes: Nodes) -> None:
         for node in range(3):
             with nodes.on(node), shmacc.Parameters.attach("limited.params") as copy:
                 assert copy["table"].ids().tolist() == [1, 2]
-        with nodes.on(1), shmacc.Parameters.attach("limited.params") as copy:
-            copy.restore(copy.state())  # by a worker: nobody knows what is in it now
-        for error in shmacc.errors.FailedPreconditionError, None:
-            with nodes.on(1), shmacc.AccumulatorGroup.attach("limited", timeout=60) as there:
-                step = there.wait_step(group.global_step - 1, timeout=60)
-                assert there.apply({"table": ([1], np.ones((1, 2), np.float32))}, step)
-            with (
-                contextlib.nullcontext() if error is None else pytest.raises(error, match="Node"),
-                group.round(1, timeout=60) as taken,
-            ):
+
+
+def test_after_a_worker_has_restored_a_copy_or_set_a_step_the_chief_goes_on(nodes: Nodes) -> None:
+    """Gradients that were computed from the restored copy, or of another step, are in no round."""
+    with _made("restored") as (params, group):
+        for node in 1, 0:
+            with nodes.on(1), shmacc.Parameters.attach("restored.params") as copy:
+                spoiled: Any = copy.state()
+                key = next(key for key in spoiled if spoiled[key].shape == (4, 3))
+                spoiled[key] = spoiled[key] + 5
+                step = group.global_step
+                copy.restore(spoiled)  # the owner does not know what is in it now
+                wait_for(lambda before=step: group.global_step > before)  # a void step
+            wait_for(lambda: len({_dense_on(nodes, each) for each in range(3)}) == 1)
+            step = group.global_step
+            assert _apply(nodes, node, step, "restored")
+            with group.round(1, timeout=60) as taken:
                 params.update(taken)
-            wait_for(lambda: len({_bytes_on(nodes, node) for node in range(3)}) == 1)
-            wait_for(lambda: _is_in_line(group))
+            assert params.step == step + 1
+        with nodes.on(1), shmacc.AccumulatorGroup.attach("restored") as there:
+            assert _apply(nodes, 1, step + 1, "restored")
+            with group.round(1, timeout=60) as taken:
+                there.set_global_step(step + 5)  # so the segment keeps what the round has
+                params.update(taken)
+            wait_for(lambda: group.global_step > step + 5)
+            assert group.num_accumulated() == 0
 
 
-def _bytes_on(nodes: Nodes, node: int) -> bytes:
-    with nodes.on(node), shmacc.Parameters.attach("limited.params") as copy:
-        return bytes(copy["table"][[1, 2]].tobytes())
+def _dense_on(nodes: Nodes, node: int) -> bytes:
+    with nodes.on(node), shmacc.Parameters.attach("restored.params") as copy:
+        return bytes(copy["dense"].tobytes())
 
 
-def _is_in_line(group: shmacc.ray.AccumulatorGroup) -> bool:
-    """Whether all nodes are at the group's step: after a void one they have other copies."""
-    return {host.step for host in group.hosts().values()} == {group.global_step}
+def _trained(nodes: Nodes, node: int, steps: int) -> None:
+    """Train on one host."""
+    with (
+        nodes.on(node),
+        shmacc.Parameters({"w": np.zeros(3)}, "best", optimizer=shmacc.optim.SGD(1.0)) as params,
+        shmacc.AccumulatorGroup(params.member_specs()) as group,
+    ):
+        for step in range(steps):
+            assert group.apply({"w": np.ones(3)}, step)
+            with group.round(1) as taken:
+                params.update(taken)
 
 
-def test_a_second_group_and_powers_that_differ_are_refused(nodes: Nodes) -> None:  # noqa: ARG001
+@pytest.mark.parametrize("own", [0, 3])
+def test_a_group_goes_on_with_the_furthest_copy_of_all_nodes(
+    nodes: Nodes, own: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Runs on one host have trained copies of the chief's node, perhaps, and of two others."""
+    for node, steps in (0, own), (1, 2), (2, 5):
+        _trained(nodes, node, steps)
+    given: Any = {"w": np.zeros(3)}, "best"
+    sgd: Any = {"optimizer": shmacc.optim.SGD(1.0)}
+    with (
+        shmacc.ray.Parameters(*given, **sgd) as params,
+        shmacc.ray.AccumulatorGroup(params.member_specs(), "best.g") as group,
+    ):
+        assert (params.step, group.global_step) == (5, 5)
+        for node in range(3):
+            with nodes.on(node), shmacc.Parameters.attach("best") as copy:
+                assert copy["w"].tolist() == [-5, -5, -5]
+        group.unlink()
+    assert re.search(f"the copy of node {nodes.shown(2)}, at step 5", caplog.text)
+    assert "at step 2" in caplog.text
+    assert ("at step 3" in caplog.text) == (own == 3)
+    with shmacc.Parameters.attach("best") as mine:
+        mine.unlink()
+    with (
+        shmacc.ray.Parameters(*given, **sgd, if_exists="error") as params,
+        pytest.raises(shmacc.errors.AlreadyExistsError, match="at step 5"),
+    ):
+        shmacc.ray.AccumulatorGroup(params.member_specs(), "best.g")
+    with shmacc.ray.Parameters(*given, **sgd, if_exists="replace", unlink_on_close=True) as params:
+        assert not [name for name in nodes.left() if name.endswith(("n1:best", "n2:best"))]
+        with shmacc.ray.AccumulatorGroup(
+            params.member_specs(), "best.g", unlink_on_close=True
+        ) as group:
+            assert (params.step, group.global_step) == (0, 0)
+
+
+def test_powers_of_ftrl_and_hosts_without_the_chiefs_node_are_refused(nodes: Nodes) -> None:  # noqa: ARG001
     with pytest.raises(shmacc.errors.InvalidArgumentError, match="learning_rate_power"):
         shmacc.ray.Parameters(
             {"a": np.zeros(3, np.float32)},
@@ -257,13 +347,13 @@ def test_changes_end_by_their_timeout_while_a_part_is_stopped(nodes: Nodes) -> N
         wait_for(lambda: params.step == 1)
         with stopped(owner), pytest.raises(shmacc.errors.DeadlineExceededError, match="owner"):
             params.restore(params.state(), timeout=0.5)
-        assert _apply(nodes, 1, group.global_step, "slow")  # it is after the restore in the queue
+        assert _apply(nodes, 1, group.global_step, "slow")  # the owner gets the restore first
         with group.round(1, timeout=60) as taken:
             params.update(taken)
         assert params.step == group.global_step == 2
 
 
-def test_parameters_belong_to_one_group_and_both_begin_anew(nodes: Nodes) -> None:
+def test_parameters_belong_to_one_group_and_replace_begins_both_anew(nodes: Nodes) -> None:
     """After a chief that died without removing anything, ``replace`` works while actors live."""
     given: Any = {"optimizer": OPTIMIZERS}
     for first in True, False:
@@ -282,26 +372,66 @@ def test_parameters_belong_to_one_group_and_both_begin_anew(nodes: Nodes) -> Non
     with pytest.raises(shmacc.errors.FailedPreconditionError, match="the group 'anew' already"):
         shmacc.ray.AccumulatorGroup(params.member_specs(), "another")
     shmacc.ray.AccumulatorGroup.attach("anew").close()
-    params.restore(params.state(), timeout=60)  # by the group that is still open
+    params.restore(params.state(), timeout=60)  # by the group that this process has open
     group.unlink()
     params.unlink()
     params.close()
 
 
-def test_a_group_of_parameters_whose_name_was_removed_is_refused(
-    nodes: Nodes,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_copys_name_that_is_removed_is_made_again_once_nobody_has_the_copy(
+    nodes: Nodes,
 ) -> None:
-    """Its actors would change those that nobody can attach to any more."""
-    monkeypatch.setattr("shmacc.ray._making._OWN", 2.0)
-    with shmacc.ray.Parameters(CONTENTS, "gone.params", optimizer=OPTIMIZERS) as params:
-        group = shmacc.ray.AccumulatorGroup(params.member_specs(), "gone", timing=TIMING)
-        params.unlink()
+    """Before that the node has a problem: updates would not reach the copy that is attached."""
+    with _made("gone") as (params, group):
+        there = nodes.id(1)
+        with nodes.on(1):
+            worker = shmacc.Parameters.attach("gone.params")
+            worker.unlink()
+        wait_for(lambda: "was removed" in (group.hosts()[there].problem or ""))
+        assert _apply(nodes, 1, 0, "gone")
+        with group.round(1, timeout=60) as taken:
+            params.update(taken)
+        assert worker.step == 1
+        worker.close()
+        with nodes.on(1), shmacc.Parameters.attach("gone.params", timeout=60) as copy:
+            wait_for(lambda: group.hosts()[there].problem is None)
+            assert _apply(nodes, 1, 1, "gone")
+            with group.round(1, timeout=60) as taken:
+                params.update(taken)
+            assert copy.step == 2
+            assert copy["dense"].tolist() == params["dense"].tolist()
+        with shmacc.ray.Parameters(CONTENTS, "gone.params", optimizer=OPTIMIZERS) as other:
+            LocalParameters.unlink(other)
+    # The actor of the chief's node still has the unlinked copy. New parameters do not match it.
+    made = shmacc.ray.Parameters(CONTENTS, "gone.params", optimizer=OPTIMIZERS)
+    group = shmacc.ray.AccumulatorGroup(made.member_specs(sparse=["sparse"]), "gone", timing=TIMING)
+    LocalParameters.unlink(made)
     with (
-        shmacc.ray.Parameters(
-            CONTENTS, "gone.params", optimizer=OPTIMIZERS, unlink_on_close=True
-        ) as params,
+        shmacc.ray.Parameters(CONTENTS, "gone.params", optimizer=OPTIMIZERS) as params,
         pytest.raises(shmacc.errors.FailedPreconditionError, match="remove the group, too"),
     ):
-        shmacc.ray.AccumulatorGroup(params.member_specs(), "gone", timing=TIMING)
+        shmacc.ray.AccumulatorGroup(params.member_specs(sparse=["sparse"]), "gone", timing=TIMING)
     group.unlink()
+    params.unlink()
+    made.close()
+
+
+def test_a_block_goes_on_with_the_next_owner_if_its_owner_dies(nodes: Nodes) -> None:
+    with _made("gone_on") as (params, group):
+        for step, when in enumerate(("before", "after", "without", "waiting")):
+            timer = threading.Timer(1.0, kill, ["gone_on/owner"])
+            if when == "waiting":
+                timer.start()
+                late = threading.Timer(3.0, _apply, [nodes, 1, step, "gone_on"])
+                late.start()
+            else:
+                assert _apply(nodes, 1, step, "gone_on")
+            with group.round(1, timeout=60) as taken:
+                if when in {"before", "without"}:
+                    kill("gone_on/owner")
+                if when != "without":
+                    params.update(taken, timeout=60)
+                if when == "after":
+                    kill("gone_on/owner")
+            assert group.wait_step(step, timeout=60) == step + 1
+            assert params.step == (step + 1 if when != "without" else step)

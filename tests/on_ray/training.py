@@ -125,7 +125,7 @@ class Training:
         except FailedPreconditionError as error:
             self.happened["rounds ended"] += 1
             if "set_global_step" in str(error):
-                # Higher than all that it may have been at: workers never wait for a lower one.
+                # Higher than any step that the owner may have had: workers wait for no lower one.
                 self.step += len(self.journals.homes)
                 self.group.set_global_step(self.step)
         except CancelledError:
@@ -168,7 +168,7 @@ class Training:
             f"{len(before)} lost; the longest times in a round: {longest} s\n"
         )
         assert set(self.journals.lost()) == before, "nothing went wrong, and a gradient is lost"
-        # Each time, at most those that were accepted on hosts which were lost or begun again.
+        # A strike costs at most the gradients of hosts that were lost or started again.
         assert len(before) <= len(self.journals.homes) * (strikes + self.happened["rounds ended"])
 
     def end(self) -> None:

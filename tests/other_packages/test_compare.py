@@ -60,9 +60,7 @@ def test_all_ways_train_alike_and_shmaccs_survives_each_death() -> None:
         assert max(seen) == max(all_steps)
 
 
-def test_rounds_by_shmacc_and_by_torch_train_the_same_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rounds_of_shmacc_and_torch_train_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
     start_server()
     monkeypatch.setattr(processes, "CONTEXT", CONTEXT)
     job = Job(Workload("sparse", 60, 3, table_rows=40, order="zipf"), 2)

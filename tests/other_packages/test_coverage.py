@@ -1,10 +1,10 @@
 """coverage measures a program and its workers."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
+
+from helpers.support import run_to_end
 
 SETTINGS: Final = """
 [run]
@@ -43,15 +43,7 @@ def test_lines_of_workers_are_covered(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def coverage(*arguments: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, "-m", "coverage", *arguments],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-            cwd=tmp_path,
-            env=os.environ,
-        )
+        ran = run_to_end([sys.executable, "-m", "coverage", *arguments], timeout=100, cwd=tmp_path)
         return ran.stdout
 
     assert "[0, 1]" in coverage("run", "program.py")

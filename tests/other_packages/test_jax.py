@@ -61,21 +61,16 @@ def test_some_leaves_may_have_sparse_gradients() -> None:
     assert {member.reduction_type for member in spec.members.values()} == {"SUM"}
 
 
-@pytest.mark.parametrize(
-    ("tree", "options", "words"),
-    [
-        ({}, {}, "no leaves"),
-        ({"a": "text"}, {}, r"'a'.*no array"),
-        ({"a": jax.random.key(0)}, {}, r"'a'.*key<fry>.*jax.random.key_data"),
-        ({"a": jnp.ones(2) > 0}, {}, r"'a'.*bool"),
-        ({"a": 1.0}, {"sparse": lambda _: True}, r"'a'.*no rows"),
-        ({"a": jnp.ones((2, 2))}, {"sparse": ["a"]}, "sparse must be a function"),
-        ({"a": 2**40}, {}, rf"'a'.*{2**40}"),
-        ({"a" * 201: 1.0}, {}, "200"),
-        ({"a": 1.0}, {"reduction_type": "MAX"}, "MAX"),
-        ({"a/b": 1.0, "a": {"b": 1.0}}, {}, "Two leaves.*'a/b'"),
-    ],
-)
+@pytest.mark.parametrize(("tree", "options", "words"), [
+    ({}, {}, "no leaves"), ({"a": "text"}, {}, r"'a'.*no array"),
+    ({"a": jax.random.key(0)}, {}, r"'a'.*key<fry>.*jax.random.key_data"),
+    ({"a": jnp.ones(2) > 0}, {}, r"'a'.*bool"),
+    ({"a": 1.0}, {"sparse": lambda _: True}, r"'a'.*no rows"),
+    ({"a": jnp.ones((2, 2))}, {"sparse": ["a"]}, "sparse must be a function"),
+    ({"a": 2**40}, {}, rf"'a'.*{2**40}"), ({"a" * 201: 1.0}, {}, "200"),
+    ({"a": 1.0}, {"reduction_type": "MAX"}, "MAX"),
+    ({"a/b": 1.0, "a": {"b": 1.0}}, {}, "Two leaves.*'a/b'"),
+])  # fmt: skip
 def test_a_tree_that_cannot_be_accumulated_is_refused(tree: Any, options: Any, words: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=words):
         TreeSpec(tree, **options)
@@ -102,7 +97,7 @@ def test_a_leaf_without_a_gradient_contributes_nothing_and_comes_back_as_zeros()
 
 
 def test_a_function_that_chooses_rows_must_return_something() -> None:
-    """One that returns None for some leaves only, as `re.match` does, chooses the others."""
+    """If it returns None for some leaves only, as `re.match` does, it chooses the others."""
     with pytest.raises(errors.InvalidArgumentError, match="None for each leaf, 'a', 'emb': "):
         TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=lambda _: None)  # type: ignore[arg-type,return-value]
     spec = TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=re.compile("e").match)  # type: ignore[arg-type]
@@ -148,7 +143,7 @@ def test_a_tree_of_another_structure_is_refused() -> None:
 
 
 def test_a_traced_function_cannot_read_shared_arrays() -> None:
-    """It would keep the values of the trace: a worker would train with old parameters."""
+    """The traced function would keep the values of the trace, and train with old parameters."""
     tree = {"a": jnp.zeros(2)}
     spec = TreeSpec(tree)
     with SharedArrays(spec.flatten(tree)) as shared:

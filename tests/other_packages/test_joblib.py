@@ -13,7 +13,7 @@ def _apply(acc: shmacc.ConditionalAccumulator, task: int, step: int) -> bool:
     return acc.apply_grad(np.full(3, task, np.float64), step, contributor=task)
 
 
-# Not the backend that forks: JAX, which other tests have loaded, has threads.
+# The backend that forks is left out: JAX, which other tests have loaded, has threads.
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_handles_arrays_and_closures_can_be_passed_to_workers(backend: str) -> None:
     # Workers keep the environment, and so the namespace, of the test that they were started in.

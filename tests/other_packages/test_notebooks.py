@@ -17,7 +17,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 import shmacc
 
-# Of the kernel's own packages.
+# Warnings of the kernel's own packages.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning",
     "ignore::UserWarning",
@@ -65,7 +65,7 @@ def notebook(tmp_path: Path) -> Iterator[Notebook]:
 
 
 def test_cells_that_make_a_named_accumulator_run_twice(notebook: Notebook) -> None:
-    """They attach to the existing one, and the old handle is released."""
+    """A cell that runs again attaches to the existing accumulator, and releases the old handle."""
     for make in (
         "ConditionalAccumulator('f8', (), 'run')",
         "AccumulatorGroup({'w': shmacc.TensorSpec((2,), 'f8')}, 'run')",

@@ -15,21 +15,18 @@ from helpers.optimizer_rounds import Ours, assert_close, beginning, gradients
 from shmacc import optim
 
 _PAIRS: Final[dict[optim.Optimizer, Any]] = {
-    optim.SGD(0.1): optax.sgd(0.1),
-    optim.SGD(0.1, 0.9): optax.sgd(0.1, 0.9),
+    optim.SGD(0.1): optax.sgd(0.1), optim.SGD(0.1, 0.9): optax.sgd(0.1, 0.9),
     optim.SGD(0.1, 0.9, nesterov=True): optax.sgd(0.1, 0.9, nesterov=True),
     optim.SGD(0.1, weight_decay=0.01): optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.1)),
     optim.Adagrad(0.05, epsilon=0.0): optax.adagrad(0.05, eps=0.0),
     optim.RMSprop(0.01, epsilon=1e-7): optax.rmsprop(0.01, eps=1e-7),
     optim.RMSprop(0.01, 0.8, 0.5, 1e-3, as_torch=True): optax.chain(
-        optax.scale_by_rms(0.8, 1e-3, eps_in_sqrt=False), optax.sgd(0.01, 0.5)
-    ),
+        optax.scale_by_rms(0.8, 1e-3, eps_in_sqrt=False), optax.sgd(0.01, 0.5)),
     optim.Adam(0.01, as_torch=True): optax.adam(0.01),
     optim.Adam(0.1, 0.8, 0.99, 1e-3, as_torch=True): optax.adam(0.1, 0.8, 0.99, 1e-3),
-    optim.AdamW(0.1, 0.8, 0.99, 1e-3, 0.1, as_torch=True): optax.adamw(
-        0.1, 0.8, 0.99, 1e-3, weight_decay=0.1
-    ),
-}
+    optim.AdamW(0.1, 0.8, 0.99, 1e-3, 0.1, as_torch=True): optax.adamw(0.1, 0.8, 0.99, 1e-3,
+        weight_decay=0.1),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

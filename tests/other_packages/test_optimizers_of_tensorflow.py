@@ -45,24 +45,17 @@ _MOMENTUM: Final = {"lr": 0.1, "momentum": 0.9}
 _OPS: Final = {
     optim.SGD(0.1): Op("GradientDescent", {}, {"alpha": 0.1}),
     optim.SGD(0.1, 0.9): Op("Momentum", {"accum": 0}, _MOMENTUM, {"use_nesterov": False}),
-    optim.SGD(0.1, 0.9, nesterov=True): Op(
-        "Momentum", {"accum": 0}, _MOMENTUM, {"use_nesterov": True}
-    ),
-    optim.Adagrad(0.05, epsilon=1e-7): Op(
-        "AdagradV2", {"accum": 0.1}, {"lr": 0.05, "epsilon": 1e-7}
-    ),
-    optim.RMSprop(0.01, 0.9, 0.5, 1e-7): Op(
-        "RMSProp", {"ms": 0, "mom": 0}, {"lr": 0.01, "rho": 0.9, "momentum": 0.5, "epsilon": 1e-7}
-    ),
-    optim.Ftrl(0.1, l1=0.01, l2=0.1): Op(
-        "FtrlV2",
-        {"accum": 0.1, "linear": 0},
-        {"lr": 0.1, "l1": 0.01, "l2": 0.1, "l2_shrinkage": 0, "lr_power": -0.5},
-    ),
-    optim.Adam(0.01): Op(
-        "Adam", {"m": 0, "v": 0}, {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
-    ),
-}
+    optim.SGD(0.1, 0.9, nesterov=True): Op("Momentum", {"accum": 0}, _MOMENTUM,
+        {"use_nesterov": True}),
+    optim.Adagrad(0.05, epsilon=1e-7): Op("AdagradV2", {"accum": 0.1},
+        {"lr": 0.05, "epsilon": 1e-7}),
+    optim.RMSprop(0.01, 0.9, 0.5, 1e-7): Op("RMSProp", {"ms": 0, "mom": 0},
+        {"lr": 0.01, "rho": 0.9, "momentum": 0.5, "epsilon": 1e-7}),
+    optim.Ftrl(0.1, l1=0.01, l2=0.1): Op("FtrlV2", {"accum": 0.1, "linear": 0},
+        {"lr": 0.1, "l1": 0.01, "l2": 0.1, "l2_shrinkage": 0, "lr_power": -0.5}),
+    optim.Adam(0.01): Op("Adam", {"m": 0, "v": 0},
+        {"lr": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}),
+}  # fmt: skip
 _CASES: Final = [
     (optimizer, dtype, sparse)
     for optimizer, op in _OPS.items()

@@ -10,10 +10,8 @@ from shmacc.torch import optimizer_of
 
 
 @pytest.mark.parametrize(("first", "expected"), [("empty", -0.0744), (None, -0.1)])
-def test_sparse_adam_counts_an_empty_gradient_and_ours_does_not(
-    first: str | None, expected: float
-) -> None:
-    """docs/torch.md gives both numbers; without a gradient both are equal."""
+def test_only_torchs_sparse_adam_counts_empty_gradients(first: str | None, expected: float) -> None:
+    """docs/torch.md gives the two results. A step without any gradient counts in neither."""
     theirs = torch.nn.Parameter(torch.zeros(4, 1))
     adam = torch.optim.SparseAdam([theirs], lr=0.1)
     ours = Ours(np.zeros((4, 1), np.float32), optim.Adam(0.1), sparse=True)
@@ -34,15 +32,10 @@ def test_sparse_adam_counts_an_empty_gradient_and_ours_does_not(
     ours.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "scale"),
-    [
-        *((name, 1e-8) for name in ("Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam")),
-        ("SGD", 1),
-        ("Adam", 1e-4),
-        ("SparseAdam", 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "scale"), [
+    *((name, 1e-8) for name in ("Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam")), ("SGD", 1),
+    ("Adam", 1e-4), ("SparseAdam", 1),
+])  # fmt: skip
 def test_updates_equal_torchs_optimizers_at_their_defaults(name: str, scale: float) -> None:
     """Also with small gradients, where epsilon counts, and with ones without rows."""
     sparse = name == "SparseAdam"

@@ -3,7 +3,6 @@
 shmacc imports none of these packages unless the user did.
 """
 
-import subprocess
 import sys
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
-from helpers.support import same_bits
+from helpers.support import run_to_end, same_bits
 from jax.experimental.sparse import BCOO
 
 import shmacc
@@ -206,9 +205,7 @@ print("fine")
 @pytest.mark.parametrize("program", [_TENSORFLOW, _ALONE], ids=["TensorFlow", "no package"])
 def test_gradients_of_packages_that_need_their_own_process(program: str) -> None:
     """TensorFlow and others bring libraries that collide."""
-    ran = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
-    )
+    ran = run_to_end([sys.executable, "-P", "-c", program], status=None, timeout=None)
     if "No module named 'tensorflow'" in ran.stderr:
         pytest.skip("TensorFlow is not installed")
     assert ran.stdout == "fine\n", ran.stderr
@@ -259,11 +256,8 @@ def test_frames_and_columns_of_vectors_are_accepted() -> None:
     expected = [[1, 3], [2, 4]]
     vectors = pl.Series(expected, dtype=pl.Array(pl.Float32, 2))
     for given in (
-        pl.DataFrame(frame),
-        pd.DataFrame(frame),
-        vectors,
-        pl.DataFrame({"v": vectors})["v"],
-    ):
+        pl.DataFrame(frame), pd.DataFrame(frame), vectors, pl.DataFrame({"v": vectors})["v"],
+    ):  # fmt: skip
         assert take_dense(given, "float64").value.tolist() == expected
     assert take_dense(pd.DataFrame(frame, dtype="Float32"), "float32").value.tolist() == expected
 
@@ -273,26 +267,22 @@ def test_a_nan_is_accepted_and_is_no_null() -> None:
         assert np.isnan(take_dense(column, "float64").value[1])
 
 
-@pytest.mark.parametrize(
-    ("column", "way_out"),
-    [
-        (pl.Series([1, None]), "fill_null(0)"),
-        (pl.Series([[1.0, None]], dtype=pl.Array(pl.Float32, 2)), "fill_null(0)"),
-        (pl.DataFrame({"x": [1.0], "y": [None]}), "fill_null(0)"),
-        (pd.Series([1, None], dtype="Int64"), "fillna(0)"),
-        (pd.Series([1, None], dtype="float32[pyarrow]"), "fillna(0)"),
-        (pd.DataFrame({"x": [1.0], "y": pd.array([None], dtype="Float32")}), "fillna(0)"),
-        (pd.array([1, None], dtype="Int64"), "fillna(0)"),
-        (pa.array([1, None]), "fill_null(array, 0)"),
-        (pa.chunked_array([[1], [None]]), "fill_null(array, 0)"),
-        (pa.table({"x": [1.0], "y": [None]}), "fill_null(array, 0)"),
-        (pa.record_batch({"x": pa.array([None], pa.float64())}), "fill_null(array, 0)"),
-        (pa.DictionaryArray.from_arrays([0, 1], pa.array([1.0, None])), "fill_null(array, 0)"),
-        (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([1.0, None])), "fill_null(array, 0)"),
-        (pl.Series([{"a": 1.0, "b": None}]), "fill_null(0)"),
-        (np.ma.masked_array([1.0, 2.0], [True, False]), "masked.filled(0)"),
-    ],
-)
+@pytest.mark.parametrize(("column", "way_out"), [
+    (pl.Series([1, None]), "fill_null(0)"),
+    (pl.Series([[1.0, None]], dtype=pl.Array(pl.Float32, 2)), "fill_null(0)"),
+    (pl.DataFrame({"x": [1.0], "y": [None]}), "fill_null(0)"),
+    (pd.Series([1, None], dtype="Int64"), "fillna(0)"),
+    (pd.Series([1, None], dtype="float32[pyarrow]"), "fillna(0)"),
+    (pd.DataFrame({"x": [1.0], "y": pd.array([None], dtype="Float32")}), "fillna(0)"),
+    (pd.array([1, None], dtype="Int64"), "fillna(0)"), (pa.array([1, None]), "fill_null(array, 0)"),
+    (pa.chunked_array([[1], [None]]), "fill_null(array, 0)"),
+    (pa.table({"x": [1.0], "y": [None]}), "fill_null(array, 0)"),
+    (pa.record_batch({"x": pa.array([None], pa.float64())}), "fill_null(array, 0)"),
+    (pa.DictionaryArray.from_arrays([0, 1], pa.array([1.0, None])), "fill_null(array, 0)"),
+    (pa.RunEndEncodedArray.from_arrays([1, 2], pa.array([1.0, None])), "fill_null(array, 0)"),
+    (pl.Series([{"a": 1.0, "b": None}]), "fill_null(0)"),
+    (np.ma.masked_array([1.0, 2.0], [True, False]), "masked.filled(0)"),
+])  # fmt: skip
 def test_nulls_are_refused_and_the_error_names_the_remedy(column: Any, way_out: str) -> None:
     for what in (lambda: take_dense(column, "float64"), lambda: take_sparse((column, column))):
         with pytest.raises(errors.InvalidArgumentError) as caught:
@@ -319,18 +309,10 @@ def test_nulls_among_ids_are_refused(ids: Any) -> None:
     assert "fill" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        pl.Series(["a"]),
-        pl.LazyFrame({"x": [1]}),
-        pl.col("x"),
-        pd.Series(["a"]),
-        pd.Series(["a"], dtype="category"),
-        pa.array(["a"]),
-        pa.scalar(1),
-    ],
-)
-def test_columns_of_other_things_than_numbers_are_refused(column: Any) -> None:
+@pytest.mark.parametrize("column", [
+    pl.Series(["a"]), pl.LazyFrame({"x": [1]}), pl.col("x"), pd.Series(["a"]),
+    pd.Series(["a"], dtype="category"), pa.array(["a"]), pa.scalar(1),
+])  # fmt: skip
+def test_columns_that_hold_no_numbers_are_refused(column: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         take_dense(column)

@@ -28,9 +28,7 @@ def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_comes_to_its_result_whatever_was_before(
-    example: Path, tmp_path: Path, namespace: str
-) -> None:
+def test_examples_work_whatever_was_before(example: Path, tmp_path: Path, namespace: str) -> None:
     assert "assert" in example.read_text()
     link = f"({example.relative_to(pages.ROOT / 'docs')})"
     assert any(link in page.read_text() for page in pages.PAGES)
@@ -38,7 +36,7 @@ def test_an_example_comes_to_its_result_whatever_was_before(
 
 
 def test_torchs_first_program_survives_a_killed_chief_and_a_failed_replica(tmp_path: Path) -> None:
-    """Its processes are started one by one, so `Thrice` cannot run it."""
+    """The program's processes are started one by one, so `Thrice` cannot run it."""
     page = (pages.ROOT / "docs" / "torch.md").read_text(encoding="utf-8")
     [program] = re.findall(r"```python\n(import sys\n.*?)```", page, re.DOTALL)
     program = program.replace("time.sleep(0.01)  # so that there is time to kill it", "pass")

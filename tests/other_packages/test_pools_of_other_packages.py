@@ -98,9 +98,7 @@ def fail(acc: ConditionalAccumulator) -> None:
     raise ValueError("bad batch")
 
 
-def test_a_failed_process_is_reported_with_its_exception(
-    acc: ConditionalAccumulator, context: Any
-) -> None:
+def test_a_failure_is_reported_by_its_exception(acc: ConditionalAccumulator, context: Any) -> None:
     process = context.Process(target=fail, args=(acc,))
     process.start()
     process.join(LONG)
@@ -122,9 +120,7 @@ def test_a_killed_worker_is_reported(acc: ConditionalAccumulator) -> None:
     pool.join()
 
 
-def test_the_pools_own_hook_at_a_workers_end_is_called(
-    acc: ConditionalAccumulator, tmp_path: Any
-) -> None:
+def test_the_pools_hook_for_a_workers_end_runs(acc: ConditionalAccumulator, tmp_path: Any) -> None:
     def tell(_: int, status: int) -> None:
         (tmp_path / "status").write_text(str(status))
 

@@ -9,17 +9,12 @@ import pytest
 import torch
 from helpers.apart import Apart, Pipe
 from helpers.support import LONG
-from other_packages.torch_training import NAME
+from other_packages.torch_training import NAME, one_layer
 from torch import nn
 
 from shmacc import errors
 from shmacc.optim import SGD
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, Viewer
-
-
-def one_layer() -> nn.Linear:
-    torch.manual_seed(7)
-    return nn.Linear(2, 1)
 
 
 def wrong_shape(replica: Replica, model: nn.Module) -> None:
@@ -71,10 +66,10 @@ def told(replicas: Any) -> Any:
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 @pytest.mark.parametrize("fail", FAILURES)
-def test_a_failure_before_the_first_gradient_is_told_once(
+def test_a_failure_before_the_first_gradient_is_reported_once(
     start: Callable[..., Apart], fail: Callable[..., None], kind: Any, optimizer: Any
 ) -> None:
-    """It ends a wait that has begun. A viewer that fails is no replica."""
+    """The failure ends a wait that has begun. A viewer that fails is no replica."""
     with kind(one_layer(), NAME, total_num_replicas=2, optimizer=optimizer) as replicas:
         viewer = start(viewer_that_fails)
         replica = start(replica_that, fail, 1)

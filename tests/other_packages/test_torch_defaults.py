@@ -30,7 +30,7 @@ LIBRARY = Path(shmacc.__file__).parent
 
 
 def test_each_tensor_that_the_library_makes_names_its_device() -> None:
-    """In every call of torch that would use the default."""
+    """Every call of torch that would use the default device is checked."""
     makers = {made.__name__ for made in _device._device_constructors()} | {"Generator"}
     assert {"zeros", "sparse_coo_tensor", "randperm", "tensor"} <= makers
     calls = 0
@@ -122,7 +122,7 @@ def test_training_does_not_depend_on_the_defaults(kind: Any, optimizer: Any) -> 
 
 
 def test_another_default_dtype_changes_new_tables_only() -> None:
-    """What an optimizer of torch computes stays."""
+    """Results of torch's optimizers stay the same."""
     model, other = Model(), Model()
     with defaults("meta", torch.float64):
         assert TableEmbedding(2)._own.spec.dtype == "float64"

@@ -13,21 +13,9 @@ from shmacc._values import arrays, dtypes, foreign
 
 ROWS: Final = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 DTYPES: Final = [
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "complex64",
-    "complex128",
-]
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8",
+    "uint16", "uint32", "uint64", "complex64", "complex128",
+]  # fmt: skip
 
 
 def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -42,7 +30,7 @@ def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -
 def apply_by_all(
     value: Any, dtype: Any, *, sparse: bool, words: str | None = None
 ) -> tuple[Any, Any]:
-    """Apply it to an accumulator and to a group; take it from both, or expect both to refuse."""
+    """Apply a gradient to an accumulator and a group; return both takes, or expect refusals."""
     acc: Any = (
         shmacc.SparseConditionalAccumulator(dtype, (9, 2))
         if sparse
@@ -80,7 +68,7 @@ def sparse(value: Any, dtype: Any = "float32") -> Any:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_each_dtype_in_and_out(name: str) -> None:
+def test_each_dtype_is_accepted_and_returned(name: str) -> None:
     dtype = getattr(torch, name)
     assert dtypes.resolve(dtype).name == shmacc.TensorSpec((), dtype).dtype.name == name
     given = ROWS.to(dtype)
@@ -100,9 +88,7 @@ def test_other_dtypes_of_torch_are_refused(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("dtype", "coalesced"), [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
 )
-def test_an_embeddings_gradient_comes_back_as_a_tensor(
-    dtype: torch.dtype, *, coalesced: bool
-) -> None:
+def test_an_embeddings_gradient_returns_as_a_tensor(dtype: torch.dtype, *, coalesced: bool) -> None:
     gradient = embedding_gradient(coalesced=coalesced, dtype=dtype)
     taken = sparse(gradient, dtype)
     assert taken.indices.tolist() == [2, 5]
@@ -113,16 +99,10 @@ def test_an_embeddings_gradient_comes_back_as_a_tensor(
     assert torch.equal(back.to_dense(), gradient.to_dense())
 
 
-@pytest.mark.parametrize(
-    "convert",
-    [
-        lambda whole: whole.to_sparse(),
-        lambda whole: whole.to_sparse(1),
-        lambda whole: whole.to_sparse_csr(),
-        lambda whole: whole.to_sparse_csc(),
-    ],
-    ids=["coo", "coo of rows", "csr", "csc"],
-)
+@pytest.mark.parametrize("convert", [
+    lambda whole: whole.to_sparse(), lambda whole: whole.to_sparse(1),
+    lambda whole: whole.to_sparse_csr(), lambda whole: whole.to_sparse_csc(),
+], ids=["coo", "coo of rows", "csr", "csc"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Sparse")  # in beta, says torch
 def test_sparse_tensors_may_have_any_layout(convert: Any) -> None:
     whole = torch.zeros(9, 2)

@@ -159,7 +159,7 @@ TWICE: Final = (0, 1, 4, 9, 16, 40) if EVERY_INSTANT else (0, 5)
     + [(AsyncReplicas, plan) for plan in PLANS if "update" not in plan],
 )
 def test_an_exception_at_every_point_of_a_step(kind: Any, plan: str) -> None:
-    """Also if a second exception follows soon."""
+    """A second exception may follow soon after the first."""
     model, other = Marks(), Marks()
     ledger, numbers = Ledger(model), itertools.cycle(range(SIZE))
     with pair(model, other, kind, optimizer=SGD(1.0)) as both:
@@ -227,9 +227,7 @@ def test_an_exception_at_every_point_of_a_round(kind: Any, *, of_torch: bool) ->
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("call", ["made", "closed"])
-def test_an_exception_at_every_point_of_starting_and_ending_a_training(
-    call: str, namespace: str
-) -> None:
+def test_an_exception_at_every_point_of_a_trainings_ends(call: str, namespace: str) -> None:
     """A training that did not start ends no later one; an interrupted end can be repeated."""
     for number in itertools.count(1, 1 if EVERY_INSTANT else 101):  # a collection takes long
         first, second = Marks(), Marks()

@@ -1,5 +1,6 @@
 """Rounds update as torch's optimizers do, with each parameter group's own settings."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -10,7 +11,7 @@ from other_packages.torch_training import NAME, hand_over, make_round, pair
 from torch import nn
 
 from shmacc import errors
-from shmacc.optim import SGD, Adagrad, AdamW
+from shmacc.optim import SGD, Adagrad, AdamW, Clip
 from shmacc.torch import AsyncReplicas, SyncReplicas, optimizer_of
 
 STEPS: Final = 12
@@ -34,7 +35,7 @@ class Words(nn.Module):
 
 
 def backward(model: nn.Module, step: int) -> None:
-    """Compute a batch; at some steps it has no words, and some do not use `seldom`."""
+    """Compute a batch. At some steps the batch has no words; at others `seldom` has no gradient."""
     random = torch.Generator().manual_seed(step)
     words = torch.randint(0, 20, (8, 0 if step % 7 == 3 else 3), generator=random)
     labels = torch.randint(0, 3, (8,), generator=random)
@@ -103,6 +104,38 @@ def test_sparse_updates_equal_torchs_even_without_rows(make: Any) -> None:
     train_as_torch(lambda model: optimizer_of(*theirs(model)), theirs, sparse=True)
 
 
+def test_a_constraint_holds_of_all_that_optimizer_of_translates() -> None:
+    clip = Clip(-0.01, 0.01)
+    model = nn.Linear(3, 2)
+    made = optimizer_of(OF.RMSprop(model.parameters(), 1e-3), constraint=clip)
+    assert [part.optimizer.constraint for part in made.parts] == [clip, clip]
+    with SyncReplicas(model, "clipped", total_num_replicas=1, optimizer=made):
+        for parameter in model.parameters():
+            assert float(parameter.detach().abs().max()) <= 0.010001
+
+
+def test_under_another_constraint_a_checkpoints_rows_stay_until_they_change() -> None:
+    """docs/torch.md says so."""
+    model, other = Words(sparse=True), Words(sparse=True)
+    with SyncReplicas(model, NAME, total_num_replicas=1, optimizer=SGD(0.1)) as replicas:
+        state = copy.deepcopy(replicas.state_dict())
+    before = model.emb.weight.detach().clone()
+    clip = SGD(0.1, constraint=Clip(-0.01, 0.01))
+    with pair(Words(sparse=True), other, optimizer=clip) as (replicas, replica):
+        replicas.load_state_dict(state)
+        replica._follow(replicas._group.global_step)
+        backward(other, 1)
+        gradient = other.emb.weight.grad
+        assert gradient is not None
+        changed = torch.zeros(20, dtype=torch.bool).index_fill(
+            0, gradient.coalesce().indices()[0], 1
+        )
+        make_round(replicas, replica)
+        rows = other.emb.weight.detach()
+        assert bool((rows[changed].abs() <= 0.010001).all())
+        assert torch.equal(rows[~changed], before[~changed])
+
+
 def test_groups_of_parameters_keep_their_settings() -> None:
     def theirs(model: Words) -> list[Any]:
         groups = [
@@ -121,19 +154,16 @@ def refused(words: str, optimizer: Any, model: Words | None = None, **options: A
         SyncReplicas(model or Words(), NAME, total_num_replicas=1, **chosen)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda of: OF.Adam(of, amsgrad=True), "Adam with amsgrad=True is not honoured"),
-        (lambda of: OF.Adam(of, foreach=True), "foreach=True"),
-        (lambda of: OF.AdamW(of, maximize=True), "maximize=True"),
-        (lambda of: OF.SGD(of, momentum=0.9, dampening=0.1), "dampening=0.1"),
-        (lambda of: OF.Adagrad(of, lr_decay=0.1), "lr_decay=0.1"),
-        (lambda of: OF.RMSprop(of, centered=True), "centered=True"),
-        (OF.NAdam, "must be of torch.optim's SGD, .* but was a NAdam"),
-        (OF.SparseAdam, "has dense gradients, which torch's SparseAdam"),
-    ],
-)
+@pytest.mark.parametrize(("make", "words"), [
+    (lambda of: OF.Adam(of, amsgrad=True), "Adam with amsgrad=True is not honoured"),
+    (lambda of: OF.Adam(of, foreach=True), "foreach=True"),
+    (lambda of: OF.AdamW(of, maximize=True), "maximize=True"),
+    (lambda of: OF.SGD(of, momentum=0.9, dampening=0.1), "dampening=0.1"),
+    (lambda of: OF.Adagrad(of, lr_decay=0.1), "lr_decay=0.1"),
+    (lambda of: OF.RMSprop(of, centered=True), "centered=True"),
+    (OF.NAdam, "must be of torch.optim's SGD, .* but was a NAdam"),
+    (OF.SparseAdam, "has dense gradients, which torch's SparseAdam"),
+])  # fmt: skip
 def test_settings_without_support_are_refused_by_name(make: Any, words: str) -> None:
     def chief() -> Any:
         optimizer = optimizer_of(make(model.parameters()))
@@ -144,16 +174,10 @@ def test_settings_without_support_are_refused_by_name(make: Any, words: str) -> 
         chief()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        OF.Adam,
-        OF.AdamW,
-        OF.RMSprop,
-        lambda of: OF.SGD(of, momentum=0.9),
-        lambda of: OF.Adagrad(of, weight_decay=0.1),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    OF.Adam, OF.AdamW, OF.RMSprop, lambda of: OF.SGD(of, momentum=0.9),
+    lambda of: OF.Adagrad(of, weight_decay=0.1),
+])  # fmt: skip
 def test_optimizers_that_torch_lacks_for_sparse_gradients_are_refused(make: Any) -> None:
     model = Words(sparse=True)
     refused("'emb.weight' has sparse gradients", optimizer_of(make(model.parameters())), model)
@@ -196,7 +220,7 @@ def test_the_first_matching_pattern_is_used() -> None:
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 def test_patterns_may_name_optimizers_of_both_kinds(kind: Any) -> None:
-    """That of torch is for those of its parameters that match no earlier pattern."""
+    """An optimizer of torch applies to its parameters that match no earlier pattern."""
 
     def ours(model: Words) -> Any:
         return {

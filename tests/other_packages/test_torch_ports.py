@@ -109,9 +109,7 @@ def alone() -> dict[str, Any]:
     return {key: value.numpy() for key, value in model.state_dict().items()}
 
 
-def test_a_port_equals_torch_in_one_process_and_survives_its_chief(
-    start: Callable[..., Apart],
-) -> None:
+def test_a_port_equals_torch_alone_and_survives_its_chief(start: Callable[..., Apart]) -> None:
     ends = []
     for deaths in ((), (0, 7)):
         children = [start(compute, rank) for rank in range(RANKS)]

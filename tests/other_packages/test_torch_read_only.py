@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.denied_calls import MAP_ANEW, deny, needs_denials
 from helpers.support import LONG
-from other_packages.torch_training import NAME, contents, hand_over, make_round, pair
+from other_packages.torch_training import NAME, contents, hand_over, make_round, pair, same
 from torch import nn
 
 import shmacc
@@ -84,16 +84,11 @@ WRITES: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def same(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, expected[name]), name
-
-
 class Training:
     """A chief and a replica; a test writes to one's model."""
 
     def __init__(self, which: str) -> None:
-        """Make both; `which` is the one that is written to."""
+        """Make the models of chief and replica; `which` is the one that is written to."""
         self.of_chief, self.of_replica = Words(), Words()
         self.written = self.of_chief if which == "chief" else self.of_replica
         self.of_torch = "torch" in which
@@ -147,11 +142,11 @@ def test_a_write_raises_and_changes_nothing(training: Training, name: str) -> No
     loads = name == "load_state_dict"
     assert isinstance(caught.value, errors.FailedPreconditionError) != loads
     assert "copy.deepcopy(model)" in str(caught.value)
-    same(training.of_chief, before)
-    same(training.of_replica, before)
+    same(contents(training.of_chief), before)
+    same(contents(training.of_replica), before)
     training.update()
     assert not torch.equal(training.of_chief.layer.weight, before["layer.weight"])
-    same(training.of_replica, contents(training.of_chief))
+    same(contents(training.of_replica), contents(training.of_chief))
 
 
 @pytest.mark.parametrize("write", ["clipping rows", "SGD"])
@@ -163,14 +158,14 @@ def test_a_write_in_the_block_does_not_change_the_round(training: Training, writ
         training.chief.round(timeout=LONG),
     ):
         _and_go_on(WRITES[write], training.of_chief)
-    same(training.of_chief, before)
+    same(contents(training.of_chief), before)
     with training.chief.round(timeout=LONG) as update:
         assert update.step == 0
 
 
 @pytest.mark.parametrize("training", ["replica"], indirect=True)
 def test_a_threads_write_raises_at_its_next_step(training: Training) -> None:
-    """Unless it raised in the main thread before."""
+    """If the main thread gets to it before, the exception is raised there."""
     before = contents(training.of_chief)
 
     def work() -> None:
@@ -182,11 +177,11 @@ def test_a_threads_write_raises_at_its_next_step(training: Training) -> None:
         pytest.raises(errors.FailedPreconditionError, match="read-only in this process"),
     ):
         executor.submit(work).result(LONG)
-    same(training.of_replica, before)
+    same(contents(training.of_replica), before)
 
 
 def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
-    """As on the page on torch: torch.from_numpy(params["layer"])."""
+    """The page on torch shows this: torch.from_numpy(params["layer"])."""
     with shmacc.Parameters({"layer": torch.ones(50, 50)}, optimizer=ADAM) as params:
         with warnings.catch_warnings(action="ignore"):  # torch says once that it is not writable
             tensor = torch.from_numpy(params["layer"])
@@ -204,13 +199,13 @@ def test_copies_and_unshared_models_may_be_written() -> None:
         for name, write in WRITES.items():
             if name != "clipping rows":
                 write(copy.deepcopy(model))
-        same(model, ones_like(model.state_dict()))
+        same(contents(model), ones_like(model.state_dict()))
 
 
 @pytest.mark.parametrize(
     ("optimizer", "write"), [((ADAM, None)[i % 2], name) for i, name in enumerate(WRITES)]
 )
-def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: str) -> None:
+def test_torch_alone_can_go_on_training_models_after_the_end(optimizer: Any, write: str) -> None:
     """By torch alone. Only a chief with torch's optimizer stays in memory that others read."""
     models = Words(), Words()
     with pair(*models, optimizer=optimizer):
@@ -222,13 +217,13 @@ def test_after_the_end_models_can_be_trained_on(optimizer: Any, write: str) -> N
         WRITES[write](alone)
         torch.manual_seed(3)
         WRITES[write](model)
-        same(model, contents(alone))
+        same(contents(model), contents(alone))
         assert any(not torch.equal(before[name], value) for name, value in contents(model).items())
-        same(other, others)  # the replica's is its own since its first write
+        same(contents(other), others)  # the replica's is its own since its first write
 
 
 def test_a_replica_that_has_left_trains_on_by_itself() -> None:
-    """It follows the others until its first write; then its parameters are its own."""
+    """The replica follows the others until its first write; then its parameters are its own."""
     model, leaves, stays = Words(), Words(), Words()
     with chief_of(model, SGD(0.1), 2) as chief, Replica(stays, NAME, 1, timeout=0.01) as replica:
 
@@ -239,14 +234,14 @@ def test_a_replica_that_has_left_trains_on_by_itself() -> None:
         with Replica(leaves, NAME, 0, timeout=LONG):
             pass
         update()
-        same(leaves, contents(model))
+        same(contents(leaves), contents(model))
         own = contents(leaves)
         _and_go_on(WRITES["numpy"], leaves)
         update()
         own["layer.weight"][3] = 1
-        same(leaves, own)
+        same(contents(leaves), own)
         assert not torch.equal(model.rows.weight, own["rows.weight"])
-        same(stays, contents(model))
+        same(contents(stays), contents(model))
 
 
 def _write_for_good(which: str) -> None:
@@ -286,7 +281,7 @@ def _train_on_without_a_guard() -> None:
         before, others = contents(model), contents(other)
         WRITES["SGD"](model)
         assert not torch.equal(before["layer.weight"], model.layer.weight)
-        same(other, others)
+        same(contents(other), others)
 
 
 def test_without_a_guard_models_can_be_trained_on_too(start: Any) -> None:

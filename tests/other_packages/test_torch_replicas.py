@@ -1,4 +1,4 @@
-"""What replicas of a torch model compute, and what is left after deaths, ends and checkpoints."""
+"""Replicas of a torch model compute the right updates, also after deaths and checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -110,9 +110,7 @@ def train(replicas: Any, optimizer: torch.optim.Optimizer, model: Any, steps: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_one_replica_equals_plain_torch_to_the_bit(
-    start: Callable[..., Apart], dtype: torch.dtype
-) -> None:
+def test_one_replica_has_plain_torchs_bits(start: Callable[..., Apart], dtype: torch.dtype) -> None:
     model = Tied(dtype)
     frozen, first = model.frozen.weight.clone(), model.first.weight
     with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
@@ -156,10 +154,8 @@ def compute_and_say(rank: int, pipe: Any) -> None:
 
 
 @pytest.mark.parametrize("counted", [True, False], ids=["its gradient is in", "it is not"])
-def test_a_killed_replicas_batch_counts_once_after_a_restart(
-    start: Callable[..., Apart], *, counted: bool
-) -> None:
-    """Whether it was killed before its gradient or after it."""
+def test_a_killed_replicas_batch_counts_once(start: Callable[..., Apart], *, counted: bool) -> None:
+    """The replica is killed before its gradient or after it."""
     model = Tied()
     optimizer = optimizer_of(model)
     with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
@@ -191,7 +187,7 @@ def test_backups_are_not_waited_for(start: Callable[..., Apart]) -> None:
     model = Tied()
     with SyncReplicas(model, NAME, total_num_replicas=3, replicas_to_aggregate=2) as replicas:
         children = [start(say_nothing, 2)]
-        # It attaches to the parameters last. The others would be done before it has begun.
+        # The replica attaches to the parameters last; the others must not finish before that.
         until(lambda: len(inspection.describe(_run.of_params(NAME)).processes) == 2)
         children += [start(compute, rank) for rank in range(2)]
         train(replicas, optimizer_of(model), model, 10)
@@ -255,7 +251,7 @@ def lead(path: Path, pipe: Any) -> dict[str, Any]:
 def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
     start: Callable[..., Apart], tmp_path: Path
 ) -> None:
-    """Its replicas go on without a restart; the end equals that of a run without deaths."""
+    """The replicas go on without a restart; the end equals that of a run without deaths."""
     children = [start(compute, rank) for rank in range(2)]
     chief = start(lead, tmp_path / "checkpoint")
     assert chief.hear() == "half way"
@@ -313,7 +309,7 @@ def test_after_an_exception_in_the_block_a_checkpoint_must_be_loaded() -> None:
         replicas.load_state_dict(checkpoint)
         same(model, Tied())
         assert replicas._group.num_accumulated() == 0
-        # What was computed before is stale, and the replica goes on by itself.
+        # An earlier gradient is stale, and the replica goes on by itself.
         loss_of(other, *batch(0, 0)).backward()
         assert replica.step() is False
         assert replica.global_step == 0

@@ -13,19 +13,15 @@ import pytest
 import torch
 from helpers.apart import Apart
 from helpers.support import LONG, until
-from other_packages.torch_training import NAME, contents, pair, same
+from other_packages.torch_training import NAME, contents, one_layer, pair, same
 from other_packages.torch_training import hand_over as pass_on
+from other_packages.torch_training import in_a_round as in_its_round
 from torch import nn
 
 import shmacc
 from shmacc import errors, testing
 from shmacc.optim import SGD
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, Viewer, _replica, _run
-
-
-def one_layer() -> nn.Linear:
-    torch.manual_seed(7)
-    return nn.Linear(2, 1)
 
 
 def two_layers() -> nn.Sequential:
@@ -39,6 +35,12 @@ def chief_of(model: nn.Module, total: int = 1) -> SyncReplicas:
 def hand_over(replica: Replica, model: nn.Module) -> None:
     model(torch.ones(1, 2)).sum().backward()
     pass_on(replica)
+
+
+def in_a_round(replicas: SyncReplicas, replica: Replica, model: nn.Module) -> Any:
+    """Compute a gradient, and make a round of it, with the block."""
+    model(torch.ones(1, 2)).sum().backward()
+    return in_its_round(replicas, replica)
 
 
 def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None:
@@ -88,18 +90,14 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
-def test_two_chiefs_are_warned_of_each_other(
-    optimizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_of_two_chiefs_is_warned(optimizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Once each; not one that loads a checkpoint, gives a round up, or is alone."""
     models = [one_layer() for _ in range(3)]
     with pair(*models[:2], optimizer=optimizer) as (first, replica):
 
         def make_round(chief: Any) -> None:
-            hand_over(replica, models[1])
-            with chief.round(timeout=LONG):
+            with in_a_round(chief, replica, models[1]):
                 pass
-            assert replica.step()
 
         for chief in [first] * 3:
             make_round(chief)
@@ -141,10 +139,8 @@ def test_parameters_that_are_left_without_their_group_are_trained_on(*, removed:
     ended = chief_of(model)
     with Replica(other, NAME, 0, timeout=0.01) as replica:
         for _ in range(3):
-            hand_over(replica, other)
-            with ended.round(timeout=LONG):
+            with in_a_round(ended, replica, other):
                 pass
-            assert replica.step()
         ended._group.finish()
         assert not replica.running
     if removed:
@@ -154,10 +150,8 @@ def test_parameters_that_are_left_without_their_group_are_trained_on(*, removed:
         assert replicas.global_step == 3
         with Replica(other, NAME, 0, timeout=0.01) as replica:
             assert replica.global_step == 3
-            hand_over(replica, other)
-            with replicas.round(timeout=LONG) as update:
+            with in_a_round(replicas, replica, other) as update:
                 assert update.replicas == (0,)
-            assert replica.step()
     ended._shared.close()
 
 
@@ -181,10 +175,8 @@ def test_the_end_of_a_forked_child_does_not_end_the_training(start: Callable[...
 def test_a_repeated_step_returns_whether_the_gradient_counted() -> None:
     other = one_layer()
     with pair(one_layer(), other) as (replicas, replica):
-        hand_over(replica, other)
-        with replicas.round(timeout=LONG):
+        with in_a_round(replicas, replica, other):
             hand_over(replica, other)  # in the round, which is sealed: a retry hands nothing over
-        assert replica.step()
         assert replicas._group.num_accumulated() == 0
 
 
@@ -203,10 +195,8 @@ def test_a_gradient_that_is_dropped_does_not_count(drop: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)])
-def test_an_asynchronous_gradient_from_before_a_checkpoint_is_dropped(
-    optimizer: SGD | None,
-) -> None:
-    """Though it has no step that could be stale."""
+def test_an_asynchronous_gradient_from_before_a_load_is_dropped(optimizer: SGD | None) -> None:
+    """Such a gradient has no step that could be stale."""
     model, other = one_layer(), one_layer()
     with (
         AsyncReplicas(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
@@ -246,7 +236,7 @@ def test_a_round_counts_each_replica_once() -> None:
 
 
 def test_a_replica_that_cannot_leave_in_time_is_closed() -> None:
-    """It has failed, and the chief is told."""
+    """The replica counts as failed, which the chief's wait reports."""
     other = one_layer()
     with chief_of(one_layer(), 2) as replicas:
         with (
@@ -311,7 +301,7 @@ def test_replicas_that_leave_do_not_prolong_a_chiefs_wait() -> None:
 
 
 def test_a_second_chief_does_not_end_the_first_ones_round() -> None:
-    """It comes between the first one's update and the commit."""
+    """The second chief comes between the first one's update and its commit."""
     other = one_layer()
     with pair(one_layer(), other) as (first, replica):
         real, come = first._updates.end, []
@@ -321,10 +311,8 @@ def test_a_second_chief_does_not_end_the_first_ones_round() -> None:
             come.append(chief_of(one_layer()))
 
         first._updates.end = end
-        hand_over(replica, other)
-        with first.round(timeout=LONG):
+        with in_a_round(first, replica, other):
             pass
-        assert replica.step()
         come[0].close()
 
 
@@ -372,10 +360,8 @@ def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: A
     model, other = two_layers(), two_layers()
     with pair(model, other, optimizer=optimizer) as (replicas, replica):
         other.append(copy.deepcopy(other[1]).requires_grad_(requires_grad=False))
-        hand_over(replica, other)
-        with replicas.round(timeout=LONG):
+        with in_a_round(replicas, replica, other):
             assert model[1].weight.grad is not None
-        assert replica.step()
         saved = replicas.state_dict()
         hand_over(replica, other)
         change(model)
@@ -391,17 +377,15 @@ def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: A
 
 
 def test_a_parameter_may_be_frozen_for_a_while() -> None:
-    """It requires grad when the model is shared, is then frozen, and is trained again later."""
+    """The parameter requires grad at first, is frozen for a while, and is trained again later."""
     model, other = one_layer(), one_layer()
     with pair(model, other) as (replicas, replica):
         for frozen in (True, False):
             for layer in (model, other):
                 layer.bias.requires_grad_(not frozen)
-            hand_over(replica, other)
-            with replicas.round(timeout=LONG):
+            with in_a_round(replicas, replica, other):
                 assert model.weight.grad is not None
                 assert (model.bias.grad is None) == frozen
-            assert replica.step(), "it has been in the round"
 
 
 def test_a_parameter_that_requires_grad_only_later_is_refused_with_a_remedy() -> None:
@@ -473,15 +457,13 @@ class Scaled(nn.Module):
 
 
 def test_a_module_may_use_the_name_sparse_and_assign_its_buffer() -> None:
-    """It is dense, and its buffer is shared."""
+    """The module's gradient is dense, and its buffer is shared."""
     model, other = Scaled(), Scaled()
     with pair(model, other) as (replicas, replica):
         for step in range(2):
-            hand_over(replica, other)
-            with replicas.round(timeout=LONG):
+            with in_a_round(replicas, replica, other):
                 assert model.scale.grad is not None
                 assert model.scale.grad.item() == 8
-            assert replica.step()
             assert model.seen.item() == step + 1
         model.seen.fill_(7)
         replica._follow(replica._at.step)
@@ -495,10 +477,8 @@ def test_a_replica_has_the_chiefs_mask() -> None:
         each.register_buffer("mask", torch.tensor([on, False]))
     with pair(model, other) as (replicas, replica):
         assert other.mask.tolist() == [True, False]
-        hand_over(replica, other)
-        with replicas.round(timeout=LONG):
+        with in_a_round(replicas, replica, other):
             model.get_buffer("mask").fill_(1)
-        assert replica.step()
         assert other.mask.tolist() == [True, True]
 
 
@@ -511,17 +491,15 @@ def with_expanded_buffers(*, on: bool) -> nn.Linear:
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
 def test_buffers_may_be_expanded_views(optimizer: Any) -> None:
-    """In torch itself it is an error: several of their elements have the same memory."""
+    """Even torch refuses copies into such views: elements share memory."""
     model, other, third = (with_expanded_buffers(on=on) for on in (True, False, False))
     before = contents(model)
     with pair(model, other, optimizer=optimizer, initial=before) as (replicas, replica):
         saved = {**replicas.state_dict(), "model": before}
         same(contents(other), before)
         other.get_buffer("seen").fill_(5)
-        hand_over(replica, other)
-        with replicas.round(timeout=LONG):
+        with in_a_round(replicas, replica, other):
             pass
-        assert replica.step()
         assert model.seen.tolist() == [[5, 5]] * 3
         replicas.load_state_dict(saved)
         same(contents(model), before)

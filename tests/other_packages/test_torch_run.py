@@ -13,16 +13,11 @@ from shmacc import errors
 from shmacc.torch import AsyncReplicas, Replica
 
 
-@pytest.mark.parametrize(
-    ("found", "text"),
-    [
-        (None, "is not set: this process is no worker"),
-        ("-1", "is -1: this process is the chief"),
-        ("", "is '', which is no rank"),
-        ("one", "is 'one', which is no rank"),
-        ("-2", "is '-2', which is no rank"),
-    ],
-)
+@pytest.mark.parametrize(("found", "text"), [
+    (None, "is not set: this process is no worker"), ("-1", "is -1: this process is the chief"),
+    ("", "is '', which is no rank"), ("one", "is 'one', which is no rank"),
+    ("-2", "is '-2', which is no rank"),
+])  # fmt: skip
 def test_a_missing_rank_is_an_error_that_says_why(
     found: str | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,4 +47,4 @@ def test_the_pages_program_runs_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
     command = Path(sys.executable).with_name("shmacc-run")
     ran = run([command, "--workers", "3", tmp_path / "train.py"], tmp_path)
-    assert (ran.stdout, ran.stderr) == ("[[1.0, 1.0, 1.0]]\n", "")
+    assert (ran.stdout, ran.stderr) == ("chief: [[1.0, 1.0, 1.0]]\n", "")

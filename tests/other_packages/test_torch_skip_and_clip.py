@@ -49,7 +49,7 @@ def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
     ("optimizer", "kind"), [(SGD(0.3, momentum=0.9), SyncReplicas), (Adam(0.05), AsyncReplicas)]
 )
 def test_a_skipped_round_changes_nothing(optimizer: Any, kind: Any) -> None:
-    """Not even by momentum, as a gradient of zeros would."""
+    """Momentum changes nothing, either; with a gradient of zeros it would."""
     model, other = Words(), Words()
     with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
         hand_over(replica, other)
@@ -182,9 +182,7 @@ SOME: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("foreach", [None, False, True])
 @pytest.mark.parametrize("where", ["block", "replica"])
-def test_all_of_a_model_is_clipped_or_an_error_says_what_is_not(
-    where: str, *, foreach: bool | None
-) -> None:
+def test_all_is_clipped_or_an_error_says_what_is_not(where: str, *, foreach: bool | None) -> None:
     """Dense, sparse and tables; in the chief's block, and by a replica before its step."""
     with pair(Tower(), Tower(), optimizer=SGD(0.1)) as (replicas, replica):
         ids = torch.tensor([3, 1, 1, 4])
@@ -232,7 +230,7 @@ def test_all_of_a_model_is_clipped_or_an_error_says_what_is_not(
 
 
 def test_a_model_of_tables_alone_is_clipped() -> None:
-    """It has no parameters, so these are all of them."""
+    """Such a model has no parameters besides its tables."""
     model, other = (cast("Any", nn.ModuleList([TableEmbedding(2)])) for _ in range(2))
     with pair(model, other, optimizer=SGD(0.1)) as (replicas, replica):
         other[0](torch.arange(3)).sum().backward()

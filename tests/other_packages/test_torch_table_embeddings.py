@@ -11,7 +11,15 @@ import pytest
 import torch
 from helpers.support import LONG
 from other_packages.torch_tables import BOTH, USERS, Clicks, backward, chief_of, make_rounds
-from other_packages.torch_training import NAME, contents, hand_over, make_round, pair, same
+from other_packages.torch_training import (
+    NAME,
+    contents,
+    hand_over,
+    in_a_round,
+    make_round,
+    pair,
+    same,
+)
 from torch import nn
 
 from shmacc import errors, optim, testing
@@ -19,7 +27,7 @@ from shmacc.torch import Replica, TableEmbedding, Viewer, clip_grad_norm_, optim
 
 
 def test_a_row_that_is_used_several_times_has_all_its_gradients() -> None:
-    """Twice in a batch, in two lookups, in two backward passes, under tied names."""
+    """The row is used twice: in a batch, in lookups, in backward passes, under tied names."""
 
     class Pairs(nn.Module):
         def __init__(self, rows: nn.Module) -> None:
@@ -50,19 +58,12 @@ def test_a_row_that_is_used_several_times_has_all_its_gradients() -> None:
         replica.close()
 
 
-@pytest.mark.parametrize(
-    ("mode", "padding", "flat"),
-    [
-        ("sum", None, True),
-        ("mean", None, False),
-        ("mean", 3, True),
-        ("sum", 3, False),
-        ("sum", -1, True),
-        ("mean", -1, False),
-    ],
-)
-def test_bags_equal_torchs(mode: Any, padding: int | None, *, flat: bool) -> None:
-    """Also empty ones and ones of padding alone; and their gradients."""
+@pytest.mark.parametrize(("mode", "padding", "flat"), [
+    ("sum", None, True), ("mean", None, False), ("mean", 3, True), ("sum", 3, False),
+    ("sum", -1, True), ("mean", -1, False),
+])  # fmt: skip
+def test_embedding_bags_equal_torchs(mode: Any, padding: int | None, *, flat: bool) -> None:
+    """The bags include empty ones and ones of padding alone; gradients are compared, too."""
     ids = torch.tensor([[1, 1, 2], [0, -1 if padding == -1 else 3, 4], [3, 3, 3]])
     if padding == -1:
         ids[2] = -1
@@ -91,31 +92,23 @@ def test_bags_equal_torchs(mode: Any, padding: int | None, *, flat: bool) -> Non
 
 
 NO_BAGS: dict[str, tuple[Any, Any]] = {
-    "ascend from 0 to at most 5.*[3, 2]": (5, [0, 3, 2]),
-    "ascend from 0 .*[1]": (5, [1, 2]),
-    "ascend from 0 .*[-1]": (5, [-1, 0]),
-    "ascend from 0 .*[0, -1]": (5, [0, -1, 5]),
+    "ascend from 0 to at most 5.*[3, 2]": (5, [0, 3, 2]), "ascend from 0 .*[1]": (5, [1, 2]),
+    "ascend from 0 .*[-1]": (5, [-1, 0]), "ascend from 0 .*[0, -1]": (5, [0, -1, 5]),
     "at most 5.*[6]": (5, [0, 6]),
     "at most 5.*[9223372036854775807]": (5, [0, 2**63 - 1]),
-    "at most 5.*none": (5, torch.tensor([], dtype=torch.int64)),
-    "at most 0.*[1]": (0, [0, 1]),
-    "must be given": (5, None),
-    "vector, but have shape (1, 2)": (5, [[0, 2]]),
-    "vector, but have shape ()": (5, torch.tensor(0)),
-    "integers, but are float32": (5, [0.0, 1.0]),
+    "at most 5.*none": (5, torch.tensor([], dtype=torch.int64)), "at most 0.*[1]": (0, [0, 1]),
+    "must be given": (5, None), "vector, but have shape (1, 2)": (5, [[0, 2]]),
+    "vector, but have shape ()": (5, torch.tensor(0)), "integers, but are float32": (5, [0.0, 1.0]),
     "integers, but are bool": (5, [False, True]),
     "on 'meta'": (5, torch.tensor([0, 1], device="meta")),
     "below 2**63": (5, torch.tensor([2**63 + 1], dtype=torch.uint64)),
-    "each row is a bag": ((2, 3), [0, 3]),
-    "matrix, or a vector": ((1, 2, 3), None),
+    "each row is a bag": ((2, 3), [0, 3]), "matrix, or a vector": ((1, 2, 3), None),
     "matrix, or a vector with": ((), [0]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", NO_BAGS)
-def test_malformed_bags_are_refused_before_torch_sees_them(
-    words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_bags_are_refused_before_torch(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise torch would read other memory, or crash."""
     shape, begins = NO_BAGS[words]
     offsets = torch.tensor(begins) if isinstance(begins, list) else begins
@@ -137,7 +130,7 @@ def test_bags_may_have_no_ids() -> None:
 
 
 def test_an_embedding_with_padding_equals_torchs() -> None:
-    """For ids of any shape, and none; padding is zeros, and may be changed in place."""
+    """The ids may have any shape, or be empty. Padding gives zeros; the result may be changed."""
     rows = TableEmbedding(4, initial=USERS, padding_idx=0)
     plain = TableEmbedding(4, initial=USERS)
     ids = torch.tensor([[[7, 0], [0, 2**63 - 1]]])
@@ -151,7 +144,7 @@ def test_an_embedding_with_padding_equals_torchs() -> None:
 
 
 def test_a_blocks_gradients_of_tables_can_be_clipped(namespace: str) -> None:  # noqa: ARG001
-    """With the others'; those of a replica that leaves do not count."""
+    """Tables are clipped with other gradients; those of a replica that leaves do not count."""
     model, others = Clicks(), [Clicks(), Clicks()]
     with pair(model, others[0], total=2, optimizer=optim.SGD(0.1)) as (replicas, replica):
         with Replica(others[1], NAME, 1, timeout=0.01):
@@ -184,7 +177,7 @@ def test_a_blocks_gradients_of_tables_can_be_clipped(namespace: str) -> None:  #
 
 
 def test_frozen_rows_are_not_trained() -> None:
-    """As with `nn.Module.requires_grad_`, but for the embedding itself."""
+    """The embedding's own `requires_grad_` freezes them."""
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         assert other.users.requires_grad_(requires_grad=False) is other.users
@@ -244,8 +237,7 @@ def test_rows_are_removed_and_counted() -> None:
         assert model.users.table.ids().tolist() == [100, 101, 102, 103]
         assert model.tags.table.contains(before["tags.ids"]).sum() == len(before["tags.ids"]) - 1
         other.users(torch.arange(3)).sum().backward()
-        hand_over(replica)
-        with replicas.round(timeout=LONG) as update:
+        with in_a_round(replicas, replica) as update:
             update.skip()
             for call in (
                 lambda: update.remove(model.users, [100]),
@@ -253,7 +245,6 @@ def test_rows_are_removed_and_counted() -> None:
             ):
                 with pytest.raises(errors.FailedPreconditionError, match="removes nothing"):
                     call()
-        assert replica.step()
         assert model.users.table.ids().tolist() == [100, 101, 102, 103]
         replica.close()
 
@@ -263,8 +254,7 @@ def test_rows_that_were_long_in_no_round_are_forgotten() -> None:
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         for step, ids in enumerate(([1, 2], [2, 3], [3, 4], [2, 5], [5])):
             other.users(torch.tensor(ids)).sum().backward()
-            hand_over(replica)
-            with replicas.round(timeout=LONG) as update:
+            with in_a_round(replicas, replica) as update:
                 for wrong, words in ((-1, "negative"), (True, "integer"), (1.5, "integer")):
                     with pytest.raises(errors.InvalidArgumentError, match=words):
                         update.forget(model.users, wrong)
@@ -272,7 +262,6 @@ def test_rows_that_were_long_in_no_round_are_forgotten() -> None:
                     update.forget(model.users, 2 if step == 3 else 1)
                     with pytest.raises(errors.FailedPreconditionError, match="cannot be skipped"):
                         update.skip()
-            assert replica.step()
             if step == 3:  # 1 is of round 0; 2 was, but is of this one
                 assert model.users.table.ids().tolist() == [2, 3, 4, 5]
         assert model.users.table.ids().tolist() == [2, 5]

@@ -13,6 +13,7 @@ import torch
 from helpers.apart import Apart
 from helpers.segment_file import SegmentFile
 from helpers.support import LONG
+from other_packages import torch_training
 from other_packages.torch_tables import (
     BOTH,
     SPREAD,
@@ -22,17 +23,6 @@ from other_packages.torch_tables import (
     chief_of,
     kinds,
     make_rounds,
-)
-from other_packages.torch_training import (
-    NAME,
-    PLACES,
-    after_the_update,
-    contents,
-    hand_over,
-    in_the_update,
-    kill_myself,
-    pair,
-    same,
 )
 from torch import nn
 
@@ -81,27 +71,23 @@ def reference(make: Callable[[Any], Any], steps: int) -> Reference:
     return model
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (optim.SGD(0.3), lambda rows: torch.optim.SGD(rows, 0.3)),
-        (optim.Adagrad(0.1, 0.0, 1e-10), lambda rows: torch.optim.Adagrad(rows, 0.1, eps=1e-10)),
-        (optim.Adam(0.01, as_torch=True), lambda rows: torch.optim.SparseAdam(rows, 0.01)),
-    ],
-    ids=["SGD", "Adagrad", "SparseAdam"],
-)
+@pytest.mark.parametrize(("ours", "theirs"), [
+    (optim.SGD(0.3), lambda rows: torch.optim.SGD(rows, 0.3)),
+    (optim.Adagrad(0.1, 0.0, 1e-10), lambda rows: torch.optim.Adagrad(rows, 0.1, eps=1e-10)),
+    (optim.Adam(0.01, as_torch=True), lambda rows: torch.optim.SparseAdam(rows, 0.01)),
+], ids=["SGD", "Adagrad", "SparseAdam"])  # fmt: skip
 def test_updates_equal_a_dict_and_torchs_optimizer(ours: Any, theirs: Callable[[Any], Any]) -> None:
     steps, model = 6, Clicks()
     others = [Clicks(), Clicks()]
     optimizer = {"layer*": optim.SGD(0.1), "*": ours}
     with (
-        pair(model, others[0], total=2, optimizer=optimizer) as (replicas, first),
-        Replica(others[1], NAME, 1, timeout=0.01) as second,
+        torch_training.pair(model, others[0], total=2, optimizer=optimizer) as (replicas, first),
+        Replica(others[1], torch_training.NAME, 1, timeout=0.01) as second,
     ):
         for step in range(steps):
             for replica, other in zip((first, second), others, strict=True):
                 backward(other, replica.rank, step)
-                hand_over(replica)
+                torch_training.hand_over(replica)
             with replicas.round(timeout=LONG):
                 pass
             assert first.step()
@@ -122,14 +108,14 @@ def test_updates_equal_a_dict_and_torchs_optimizer(ours: Any, theirs: Callable[[
 def compute(rank: int, dies_at: tuple[int, bool] | None) -> None:
     """Be a replica until the chief ends, or die at a step, before its gradient or after it."""
     model = Clicks()
-    with Replica(model, NAME, rank, timeout=LONG) as replica:
+    with Replica(model, torch_training.NAME, rank, timeout=LONG) as replica:
         while replica.running:
             step = replica.global_step
             backward(model, rank, step)
             if dies_at is not None and step == dies_at[0]:
                 if dies_at[1]:
                     assert replica._hand_over(1)
-                kill_myself()
+                torch_training.kill_myself()
             replica.step()
 
 
@@ -154,10 +140,10 @@ def test_deaths_of_chiefs_and_replicas_change_nothing(start: Callable[..., Apart
     for child in undisturbed:
         child.result()
     dying = [start(compute, 0, (2, True)), start(compute, 1, (4, False))]
-    for die, update in PLACES:
+    for die, update in torch_training.PLACES:
         status = start(lead, die).wait()
-        assert status == (signal.SIGSEGV if die is in_the_update else signal.SIGKILL)
-        with shmacc.AccumulatorGroup.attach(NAME) as group:
+        assert status == (signal.SIGSEGV if die is torch_training.in_the_update else signal.SIGKILL)
+        with shmacc.AccumulatorGroup.attach(torch_training.NAME) as group:
             assert group.stats().update == update
     chief = start(lead, None)
     again = []
@@ -178,31 +164,31 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_bit() -> None:
         table = model.users.table
         return (replicas._shared.step - table.last_updated(table.ids())).tolist()
 
-    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+    with torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 5)
         torch.save(replicas.state_dict(), saved)
-        before, old = contents(model), ages(replicas)
+        before, old = torch_training.contents(model), ages(replicas)
         assert {"users.ids", "users.rows", "tags.ids", "tags.rows"} < before.keys()
         assert len(before["users.rows"]) == len(before["users.ids"]) == len(model.users.table) > 5
         make_rounds(replicas, replica, other, 4)
-        expected = contents(model)
+        expected = torch_training.contents(model)
         slots = replicas._shared.slots["users.rows"]["accumulator"][expected["users.ids"]]
         saved.seek(0)
         checkpoint = torch.load(saved, weights_only=True)
         replicas.load_state_dict(checkpoint)
-        same(contents(model), before)
+        torch_training.same(torch_training.contents(model), before)
         assert ages(replicas) == old
         replica._follow(replicas._group.global_step)
         make_rounds(replicas, replica, other, 4)
-        same(contents(model), expected)
+        torch_training.same(torch_training.contents(model), expected)
         replica.close()
     model, other = Clicks(), Clicks()
-    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+    with torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica):
         replicas.load_state_dict(checkpoint)
         assert ages(replicas) == old
         replica._follow(replicas._group.global_step)
         make_rounds(replicas, replica, other, 4)
-        same(contents(model), expected)
+        torch_training.same(torch_training.contents(model), expected)
         found = replicas._shared.slots["users.rows"]["accumulator"][expected["users.ids"]]
         np.testing.assert_array_equal(found, slots)
         replica.close()
@@ -211,7 +197,7 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_bit() -> None:
 def trained() -> Clicks:
     """A model that a training left."""
     model, other = Clicks(), Clicks()
-    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+    with torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 3)
         replica.close()
     assert len(model.state_dict()["users.ids"])
@@ -222,50 +208,52 @@ def begin(kind: Any, initial: Clicks, die: Callable[[], None] | None) -> None:
     """Be a chief that may die while it gives its tables their first rows."""
     if die is not None:
         die()
-    chief = kind(Clicks(), NAME, total_num_replicas=1, optimizer=BOTH, initial=initial)
+    chief = kind(
+        Clicks(), torch_training.NAME, total_num_replicas=1, optimizer=BOTH, initial=initial
+    )
     assert len(chief._shared["users.rows"])
-    kill_myself()
+    torch_training.kill_myself()
 
 
 @kinds
 def test_a_training_starts_from_a_trained_model(kind: Any, start: Callable[..., Apart]) -> None:
-    """Whenever a first chief dies; an existing training goes on from its own rows."""
+    """A first chief may die at any time. An existing training goes on from its own rows."""
     before = trained()
-    for die in (in_the_update, after_the_update, None):
+    for die in (torch_training.in_the_update, torch_training.after_the_update, None):
         status = start(begin, kind, before, die).wait()
-        assert status == (signal.SIGSEGV if die is in_the_update else signal.SIGKILL)
+        assert status == (signal.SIGSEGV if die is torch_training.in_the_update else signal.SIGKILL)
     model, other = Clicks(), Clicks()
     options = {"total_num_replicas": 1, "optimizer": BOTH, "initial": before.state_dict()}
-    with kind(model, NAME, **options) as replicas:
-        same(contents(model), contents(before))
-        with Replica(other, NAME, 0, timeout=0.01) as replica:
-            same(contents(other), contents(before))
+    with kind(model, torch_training.NAME, **options) as replicas:
+        torch_training.same(torch_training.contents(model), torch_training.contents(before))
+        with Replica(other, torch_training.NAME, 0, timeout=0.01) as replica:
+            torch_training.same(torch_training.contents(other), torch_training.contents(before))
             make_rounds(replicas, replica, other, 1)
-            after = contents(model)
+            after = torch_training.contents(model)
             assert not torch.equal(after["users.rows"], before.state_dict()["users.rows"])
-            again = kind(late := Clicks(), NAME, **options)
-            same(contents(late), after)
+            again = kind(late := Clicks(), torch_training.NAME, **options)
+            torch_training.same(torch_training.contents(late), after)
             again.close()
             replica.close()
 
 
 def test_a_model_without_a_training_has_its_own_rows() -> None:
-    """Those at the end; so have copies, pickles and converted ones, but not a replica's."""
+    """After a training, models keep its last rows; so do copies, pickles and converted models."""
     model, other = Clicks(), Clicks()
-    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+    with torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 3)
-        during, copied = contents(model), copy.deepcopy(model)
-        same(contents(copy.deepcopy(other)), during)
+        during, copied = torch_training.contents(model), copy.deepcopy(model)
+        torch_training.same(torch_training.contents(copy.deepcopy(other)), during)
         for change in (lambda: model.load_state_dict(during), model.double):
             with pytest.raises(errors.FailedPreconditionError, match="rounds alone change"):
                 change()
         make_rounds(replicas, replica, other, 1)
         replica.close()
-        after = contents(model)
-    same(contents(model), after)
-    same(contents(copied), during)
+        after = torch_training.contents(model)
+    torch_training.same(torch_training.contents(model), after)
+    torch_training.same(torch_training.contents(copied), during)
     assert not torch.equal(after["users.rows"], during["users.rows"])
-    same(contents(pickle.loads(pickle.dumps(model))), after)
+    torch_training.same(torch_training.contents(pickle.loads(pickle.dumps(model))), after)
     ids = torch.tensor([0, 5, 2**61 // 100])
     assert torch.equal(model.double().users(ids), copied.users(ids).double()) is False
     assert model.users(ids).dtype == torch.float64
@@ -276,7 +264,7 @@ def test_a_model_without_a_training_has_its_own_rows() -> None:
     with pytest.raises(errors.FailedPreconditionError, match="are closed"):
         other.users(ids)
     other.load_state_dict(during)
-    same(contents(other), during)
+    torch_training.same(torch_training.contents(other), during)
     with pytest.raises(errors.FailedPreconditionError, match="has no table"):
         len(model.users.table)
 
@@ -284,16 +272,16 @@ def test_a_model_without_a_training_has_its_own_rows() -> None:
 def test_a_viewer_has_the_rows_of_one_step() -> None:
     model, other, seen = Clicks(), Clicks(), Clicks()
     with (
-        pair(model, other, optimizer=BOTH) as (replicas, replica),
-        Viewer(seen, NAME, timeout=LONG) as viewer,
+        torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica),
+        Viewer(seen, torch_training.NAME, timeout=LONG) as viewer,
     ):
         for step in range(1, 3):
             make_rounds(replicas, replica, other, 1)
             assert viewer.snapshot() == step
-            same(contents(seen), contents(model))
-        before = contents(seen)
+            torch_training.same(torch_training.contents(seen), torch_training.contents(model))
+        before = torch_training.contents(seen)
         make_rounds(replicas, replica, other, 1)
-        same(contents(seen), before)
+        torch_training.same(torch_training.contents(seen), before)
         replica.close()
 
 
@@ -309,26 +297,26 @@ def lose_indices(name: str) -> None:
 def test_a_damaged_index_costs_no_row_of_a_state() -> None:
     """States, copies, and the model after the training have each row, as `Parameters.state`."""
     model, other = Clicks(), Clicks()
-    with pair(model, other, optimizer=BOTH) as (replicas, replica):
+    with torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 3)
-        before, saved = contents(model), replicas.state_dict()
-        lose_indices(f"{NAME}.params")
-        assert list(inspection.check(f"{NAME}.params"))
+        before, saved = torch_training.contents(model), replicas.state_dict()
+        lose_indices(f"{torch_training.NAME}.params")
+        assert list(inspection.check(f"{torch_training.NAME}.params"))
         for found in (model, other, copy.deepcopy(model)):
-            same(contents(found), before)
-        same(replicas.state_dict()["model"], before)
+            torch_training.same(torch_training.contents(found), before)
+        torch_training.same(replicas.state_dict()["model"], before)
         backward(other, 0, 3)
-        hand_over(replica)
+        torch_training.hand_over(replica)
         with (
             pytest.raises(errors.DataLossError, match="nothing was changed"),
             replicas.round(timeout=LONG),
         ):
             pass
         replicas.load_state_dict(saved)
-        assert list(inspection.check(f"{NAME}.params")) == []
+        assert list(inspection.check(f"{torch_training.NAME}.params")) == []
         assert not replica.step()
         make_rounds(replicas, replica, other, 1)
-        before = contents(model)
-        lose_indices(f"{NAME}.params")
+        before = torch_training.contents(model)
+        lose_indices(f"{torch_training.NAME}.params")
         replica.close()
-    same(contents(model), before)
+    torch_training.same(torch_training.contents(model), before)

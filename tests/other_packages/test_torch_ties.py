@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.support import LONG
-from other_packages.torch_training import NAME, hand_over, make_round, pair
+from other_packages.torch_training import NAME, in_a_round, make_round, pair
 from torch import nn
 
 from shmacc import errors, testing
@@ -32,32 +31,24 @@ def model_of(**tensors: torch.Tensor) -> nn.Module:
     return model
 
 
-# What two tensors, a and b, are of a matrix of 4 x 6: whether they overlap.
+# Two tensors, a and b, made of a matrix of 4 x 6, and whether they overlap.
 def matrix(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.arange(24.0).reshape(4, 6).to(dtype)
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "all": lambda m: m,
-    "transposed": lambda m: m.t(),
-    "flat": lambda m: m.view(-1),
-    "first half": lambda m: m[:2],
-    "second half": lambda m: m[2:],
-    "even columns": lambda m: m[:, ::2],
-    "odd columns": lambda m: m[:, 1::2],
-    "left": lambda m: m[:, :3],
-    "right": lambda m: m[:, 3:],
-    "diagonal": lambda m: m.diagonal(),
-    "expanded": lambda m: m[3, 5].expand(7),
-    "none": lambda m: m[:0],
-    "one": lambda m: m[2:3, 1:2],
+    "all": lambda m: m, "transposed": lambda m: m.t(), "flat": lambda m: m.view(-1),
+    "first half": lambda m: m[:2], "second half": lambda m: m[2:],
+    "even columns": lambda m: m[:, ::2], "odd columns": lambda m: m[:, 1::2],
+    "left": lambda m: m[:, :3], "right": lambda m: m[:, 3:], "diagonal": lambda m: m.diagonal(),
+    "expanded": lambda m: m[3, 5].expand(7), "none": lambda m: m[:0], "one": lambda m: m[2:3, 1:2],
     "bits": lambda m: m.view(torch.int32),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(VIEWS, 2)))
 def test_views_of_one_tensor_are_refused_if_they_overlap(a: str, b: str) -> None:
-    """As parameters and buffers, in any order; the error names both, and the remedy."""
+    """The views are parameters or buffers, in any order; the error names both and a remedy."""
     places = {"a": set(), "b": set()}  # type: ignore[var-annotated]
     for name, view in (("a", VIEWS[a]), ("b", VIEWS[b])):
         places[name] = set(view(matrix()).view(torch.int32).flatten().tolist())
@@ -120,22 +111,17 @@ def in_list(m: torch.Tensor) -> Any:
 
 
 ATTRIBUTES: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
-    "the same memory": (lambda m: m, True),
-    "a view": (lambda m: m[1:2], True),
-    "other bits": (lambda m: m.view(torch.uint8)[-1, -1:], True),
-    "in a list": (in_list, True),
+    "the same memory": (lambda m: m, True), "a view": (lambda m: m[1:2], True),
+    "other bits": (lambda m: m.view(torch.uint8)[-1, -1:], True), "in a list": (in_list, True),
     "in a dict": (lambda m: {"row": m[2, ::2]}, True),
-    "a copy": (lambda m: (m.clone(), m[:0]), False),
-    "a number": (lambda _: 1.0, False),
-}
+    "a copy": (lambda m: (m.clone(), m[:0]), False), "a number": (lambda _: 1.0, False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("view", "shares"), ATTRIBUTES.values(), ids=ATTRIBUTES)
 @pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.detach])
-def test_attributes_that_are_views_of_parameters_are_refused(
-    kind: Any, view: Any, *, shares: bool
-) -> None:
-    """They would keep the old memory, and the module would compute with old numbers."""
+def test_attributes_viewing_parameters_are_refused(kind: Any, view: Any, *, shares: bool) -> None:
+    """Such attributes would keep the old memory: the module would compute with old numbers."""
 
     def make(*, tied: bool) -> nn.Module:
         model = nn.Module()
@@ -209,11 +195,9 @@ def test_slices_and_ties_in_the_forward_pass_train_as_in_one_process(
                 one(x).backward()
             mine.step()
             mine.zero_grad()
-            hand_over(replica)
-            with replicas.round(timeout=LONG):
+            with in_a_round(replicas, replica):
                 if optimizer is None:
                     theirs.step()
-            assert replica.step()
             for one in (model, other):
                 for found, wanted in zip(one.parameters(), alone.parameters(), strict=True):
                     torch.testing.assert_close(found, wanted)
@@ -262,10 +246,8 @@ def test_gradients_may_share_memory_in_the_block(change: Any, *, turned: bool) -
     torch.optim.SGD(alone.parameters(), 1.0).step()
     with pair(model, other, optimizer=SGD(1.0)) as (replicas, replica):
         backward(other)
-        hand_over(replica)
-        with replicas.round(timeout=LONG):
+        with in_a_round(replicas, replica):
             changed(model)
-        assert replica.step()
         for name in "ab":
             assert torch.equal(getattr(model, name), getattr(alone, name)), name
         replica.close()

@@ -23,6 +23,7 @@ from other_packages.torch_training import (
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import shmacc
 from shmacc import errors
 from shmacc.optim import SGD, Adam
 from shmacc.torch import AsyncReplicas, Replica, StepSampler, SyncReplicas, Viewer, optimizer_of
@@ -44,7 +45,7 @@ def train(replicas: Any, replica: Replica, model: nn.Module) -> None:
     [(SyncReplicas, "a state"), (AsyncReplicas, "a model"), (SyncReplicas, "a compiled model")],
 )
 def test_a_training_starts_from_a_trained_model(kind: Any, of: str) -> None:
-    """Its slots are new. An existing training goes on from its own numbers."""
+    """The new training's slots are new. An existing training goes on from its own numbers."""
     trained = Words(1)
     initial = {
         "a state": trained.state_dict(),
@@ -76,7 +77,7 @@ def test_a_state_of_another_model_is_refused() -> None:
 
 @of_each
 def test_a_model_can_be_trained_after_the_block(kind: Any, optimizer: Any) -> None:
-    """By torch, and by another training: fine-tuning with a new head."""
+    """First torch trains it, then another training does: fine-tuning with a new head."""
     model, other = Words(), Words()
     with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
         train(replicas, replica, other)
@@ -95,7 +96,7 @@ def test_a_model_can_be_trained_after_the_block(kind: Any, optimizer: Any) -> No
 
 @of_each
 def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
-    """It has no rank, its model is its own, and nobody waits for it."""
+    """A viewer has no rank, its model is its own, and nobody waits for it."""
     model, other, seen = Words(), Words(), Words(3)
     with (
         kind(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
@@ -125,7 +126,7 @@ def test_a_viewer_has_the_model_of_one_step(kind: Any, optimizer: Any) -> None:
 
 
 def test_a_viewer_does_not_see_half_an_update() -> None:
-    """It waits for the end of a block, and refuses half an update that a block left."""
+    """The viewer waits for the end of a block, and refuses half an update that a block left."""
     model, other = Words(), Words()
     with (
         SyncReplicas(model, NAME, total_num_replicas=1) as replicas,
@@ -162,7 +163,7 @@ def test_a_viewer_has_the_last_step_while_only_active_has_entered_a_round() -> N
         assert list(viewer.steps()) == [1]
 
 
-def test_a_round_that_is_given_up_late_hides_no_half_update_of_another_chief() -> None:
+def test_giving_up_an_ended_round_does_not_hide_another_chiefs_half_update() -> None:
     model, other = Words(), Words()
     with (
         pair(model, other) as (first, replica),
@@ -185,9 +186,7 @@ def test_a_round_that_is_given_up_late_hides_no_half_update_of_another_chief() -
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize("skips", [False, True], ids=["ends", "is skipped"])
-def test_a_training_goes_on_from_a_checkpoint_loaded_in_a_block(
-    optimizer: Any, *, skips: bool
-) -> None:
+def test_a_training_goes_on_from_a_load_in_a_block(optimizer: Any, *, skips: bool) -> None:
     model, other = Words(), Words()
     with pair(model, other, optimizer=optimizer) as (replicas, replica):
         train(replicas, replica, other)
@@ -211,8 +210,8 @@ def test_a_training_goes_on_from_a_checkpoint_loaded_in_a_block(
         replica.close()
 
 
-def test_what_active_has_waited_for_is_not_lost() -> None:
-    """A round or error goes to the next call; a checkpoint or the end gives the round up."""
+def test_a_round_that_active_waited_for_is_not_lost() -> None:
+    """The next call gets the round or the error; a checkpoint or the end gives the round up."""
     model, other = Words(), Words()
     with pair(model, other, optimizer=SGD(0.5)) as (replicas, replica):
         saved = copy.deepcopy(replicas.state_dict())
@@ -313,9 +312,20 @@ def test_a_samplers_batches_depend_on_the_step_alone() -> None:
         assert [len(StepSampler(DATA, replica, 10, epochs=epochs)) for epochs in (9, 3)] == [11, 0]
         with pytest.raises(TypeError, match="without epochs has no length"):
             len(plain)
+        whole = StepSampler(DATA, replica, 20, epochs=3, seed=4, drop_last=False)
+        by_step = shmacc.StepSampler(len(DATA), 20, 2, 1, seed=4, drop_last=False)
+        for step in range(6):
+            assert whole.batch(step) == by_step[step].tolist()
+        assert [len(whole.batch(step)) for step in (0, 1, 2)] == [20, 5, 20]
+        assert len(StepSampler(DATA, replica, 20, epochs=9, drop_last=False)) == 11
         for size in (0, 26):
             with pytest.raises(errors.InvalidArgumentError, match="batch_size"):
                 StepSampler(DATA, replica, size)
+        for wrong in ({"epochs": -1}, {"epochs": 1.5}, {"shuffle": 0}, {"drop_last": None}):
+            with pytest.raises(errors.InvalidArgumentError, match=next(iter(wrong))):
+                StepSampler(DATA, replica, 10, **wrong)
+        with pytest.raises(errors.InvalidArgumentError, match="must be a Replica, but was of Sync"):
+            StepSampler(DATA, replicas, 10)  # type: ignore[arg-type]
 
 
 def test_a_sampler_repeats_the_batch_of_a_step_that_is_made_again() -> None:

@@ -44,6 +44,11 @@ def within(namespace: str, function: Callable[..., Any], *args: Any, pipe: Any) 
     return call(function, args, pipe)
 
 
+def one_layer() -> nn.Linear:
+    torch.manual_seed(7)
+    return nn.Linear(2, 1)
+
+
 class Words(nn.Module):
     """Rows by number, a dense layer, statistics."""
 
@@ -93,14 +98,20 @@ def hand_over(replica: Replica) -> None:
         replica.step()
 
 
-def make_round(replicas: Any, replica: Replica, **options: Any) -> Any:
-    """Make a round of what is pending; return the update."""
+@contextlib.contextmanager
+def in_a_round(replicas: Any, replica: Replica, **options: Any) -> Iterator[Any]:
+    """Make a round of what is pending, with the block; then the replica has the update."""
     hand_over(replica)
     with replicas.round(timeout=LONG, **options) as update:
-        pass
+        yield update
     if isinstance(replicas, SyncReplicas):
         assert replica.step()
-    return update
+
+
+def make_round(replicas: Any, replica: Replica, **options: Any) -> Any:
+    """Make a round of what is pending; return the update."""
+    with in_a_round(replicas, replica, **options) as update:
+        return update
 
 
 def contents(model: nn.Module) -> dict[str, Any]:
@@ -148,10 +159,7 @@ def in_the_update() -> None:
     _core.update = update_and_crash  # type: ignore[assignment]
 
 
-# Where four chiefs die in one round, and whether its update is in then.
+# Where four chiefs die in one round, and whether the round's update is in after that death.
 PLACES: Final = (
-    (kill_myself, None),
-    (in_the_update, "begun"),
-    (kill_myself, "begun"),
-    (after_the_update, "in"),
-)
+    (kill_myself, None), (in_the_update, "begun"), (kill_myself, "begun"), (after_the_update, "in"),
+)  # fmt: skip

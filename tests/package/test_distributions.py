@@ -85,12 +85,9 @@ def test_the_source_distribution_has_all_files_that_its_tests_read(tmp_path: Pat
     shutil.unpack_archive(_sdist(), tmp_path, filter="data")
     [unpacked] = tmp_path.iterdir()
     pytest_there: list[str | Path] = [
-        Path(sys.executable).with_name("pytest"),
-        "-q",
-        "-p",
-        "no:cacheprovider",
-    ]
+        Path(sys.executable).with_name("pytest"), "-q", "-p", "no:cacheprovider",
+    ]  # fmt: skip
     run([*pytest_there, "--collect-only"], unpacked)
-    # Of those that read files of the project, as many as a check of the archive is worth.
+    # Some of the tests that read files of the project.
     readers = ["test_docs.py", "documented_hazards", "pins", "test_an_import_in_the_checkout"]
     assert " skipped" not in run([*pytest_there, "-k", " or ".join(readers)], unpacked).stdout

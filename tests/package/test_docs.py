@@ -16,13 +16,16 @@ from typing import Final
 import pytest
 from helpers import pages
 from helpers.pages import PAGES, ROOT, page_id
-from helpers.support import LONG
+from helpers.support import LONG, run_to_end
 from helpers.thrice import Thrice
 
 import links
 import published_links
 import shmacc
 from shmacc import errors
+
+# A program's processes wait for those that are still being started.
+pytestmark = pytest.mark.patience(LONG)
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTINGS: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -37,9 +40,7 @@ def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_comes_to_its_result_whatever_was_before(
-    example: Path, tmp_path: Path, namespace: str
-) -> None:
+def test_examples_work_whatever_was_before(example: Path, tmp_path: Path, namespace: str) -> None:
     Thrice(example, tmp_path, namespace).run()
     assert "assert" in example.read_text()
 
@@ -76,6 +77,18 @@ def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -
         group.unlink()
     with shmacc.Parameters.attach("service.params") as params:
         params.unlink()
+
+
+def test_the_recipe_of_exactly_once_counts_once_though_workers_are_killed(tmp_path: Path) -> None:
+    recipes = (ROOT / "docs" / "recipes.md").read_text()
+    [program] = re.findall(r"```python\n([^`]*once\.params.*?)```", recipes, re.DOTALL)
+    apply = re.search(r"^( +)group\.apply\(.*\n", program, re.MULTILINE)
+    assert apply is not None
+    dies = f"{apply[1]}number == 20 and __import__('os').kill(__import__('os').getpid(), 9)\n"
+    (tmp_path / "once.py").write_text(program.replace(apply[0], apply[0] + dies))
+    command = [sys.executable, str(tmp_path / "once.py")]
+    ran = run_to_end(command)
+    assert ran.stderr.count("was killed by SIGKILL, and is started again") == 2
 
 
 def test_no_program_hides_from_the_tests_as_text() -> None:
@@ -123,7 +136,7 @@ def test_workflows_make_the_targets_of_ci() -> None:
     assert {"test", "smoke"} <= here
 
 
-def test_pre_commit_runs_what_make_lint_runs() -> None:
+def test_pre_commit_runs_the_commands_of_make_lint() -> None:
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     linted = re.findall(r"^\t\$\(BIN\)/([\w-]+(?: (?:check|format))?)", recipe[1], re.MULTILINE)
@@ -132,9 +145,7 @@ def test_pre_commit_runs_what_make_lint_runs() -> None:
     assert all(any(hook.startswith(command) for hook in hooks) for command in linted)
 
 
-def test_the_readme_of_a_release_has_no_link_that_needs_the_repository_around_it(
-    tmp_path: Path,
-) -> None:
+def test_a_releases_readme_has_no_link_into_the_repository(tmp_path: Path) -> None:
     home, ref = "https://forge.example/owner/shmacc", "v1.2.3"
     (tmp_path / "README.md").write_text(published_links.absolute(README, home, ref))
     assert all(link.startswith("https:") for link in links.read(tmp_path / "README.md").links)

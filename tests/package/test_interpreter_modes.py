@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from helpers.support import LONG
+from helpers.support import run_to_end
 
 # Everything once: every kind, spawned workers, a refusal and its words, a name that is left.
 PROGRAM: Final = """
@@ -60,13 +60,8 @@ PROGRAM: Final = """
 def _run(tmp_path: Path, *options: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(program))
-    return subprocess.run(
-        [sys.executable, *options, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,  # three interpreters, one after the other
-        check=False,
-        cwd=tmp_path,
+    return run_to_end(
+        [sys.executable, *options, str(script)], status=None, timeout=100, cwd=tmp_path
     )
 
 
@@ -88,14 +83,7 @@ def test_the_command_needs_no_docstrings(tmp_path: Path) -> None:
     words = {}
     for options in ((), ("-OO",)):
         program = "import sys; from shmacc_inspect.start import main; sys.exit(main())"
-        ran = subprocess.run(
-            [sys.executable, "-P", *options, "-c", program, "--help"],
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=True,
-            cwd=tmp_path,
-        )
+        ran = run_to_end([sys.executable, "-P", *options, "-c", program, "--help"], cwd=tmp_path)
         words[options] = ran.stdout
     assert words[()] == words["-OO",]
 
@@ -168,9 +156,7 @@ _SUBINTERPRETER: Final = """
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["in use", "not in use"])
-def test_a_sub_interpreter_is_refused_and_leaves_the_main_one_as_it_was(
-    *, first: bool, tmp_path: Path
-) -> None:
+def test_a_sub_interpreter_is_refused_and_does_no_harm(*, first: bool, tmp_path: Path) -> None:
     ran = _run(tmp_path, program=_SUBINTERPRETER.format(first=first))
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()

@@ -17,7 +17,9 @@ _PYTHONS = [
     if classifier.startswith("Programming Language :: Python :: 3.")
 ]
 _GROUPS = dict(_SETTINGS["dependency-groups"])
-_HOME = _GROUPS.pop("home") + _GROUPS.pop("bench")  # in environments of their own
+_HOME = [
+    each for name in ("home", "bench", "ray") for each in _GROUPS.pop(name)
+]  # in environments of their own
 _BUILD = _SETTINGS["build-system"]["requires"]
 _OWN = _PROJECT["dependencies"] + _PROJECT["optional-dependencies"]["metrics"]
 

@@ -12,24 +12,16 @@ import numpy as np
 import pytest
 from helpers.apart import run_apart
 from helpers.support import LONG, until
+from helpers.training import training
 
 import shmacc
-from shmacc import (
-    AccumulatorGroup,
-    IndexedSlicesSpec,
-    Parameters,
-    SharedArrays,
-    TensorSpec,
-    _core,
-    errors,
-    inspection,
-)
+from shmacc import _core, errors, inspection
 from shmacc._base import layout, names, reports
 from shmacc._segment import removal
 
 NAME: Final = "reported"
 ROWS: Final = np.array([1, 4]), np.ones((2, 3), np.float32)
-MEMBERS: Final = {"rows": IndexedSlicesSpec((None, 3)), "all": TensorSpec((2,))}
+MEMBERS: Final = {"rows": shmacc.IndexedSlicesSpec((None, 3)), "all": shmacc.TensorSpec((2,))}
 
 
 def differences(value: Any, hint: Any, where: str = "") -> Iterator[str]:
@@ -83,12 +75,12 @@ def check_view(tables: int) -> dict[str, list[Any]]:
 MAKE: Final[list[tuple[Any, tuple[Any, ...], int]]] = [
     (shmacc.SparseConditionalAccumulator, ("float32", (None, 3)), 4),
     (shmacc.ConditionalAccumulator, ("bfloat16", None), 4),
-    (AccumulatorGroup, (MEMBERS,), 6),
+    (shmacc.AccumulatorGroup, (MEMBERS,), 6),
 ]
 
 
 def _apply(acc: Any, contributor: int | None = None) -> None:
-    if isinstance(acc, AccumulatorGroup):
+    if isinstance(acc, shmacc.AccumulatorGroup):
         acc.apply({"rows": ROWS, "all": np.ones(2)}, 0, contributor=contributor)
     elif isinstance(acc, shmacc.SparseConditionalAccumulator):
         acc.apply_grad(*ROWS, contributor=contributor)
@@ -97,7 +89,7 @@ def _apply(acc: Any, contributor: int | None = None) -> None:
 
 
 @pytest.mark.parametrize(("make", "arguments", "tables"), MAKE)
-def test_reports_of_an_accumulator(make: Any, arguments: tuple[Any, ...], tables: int) -> None:
+def test_accumulator_reports_fit_types(make: Any, arguments: tuple[Any, ...], tables: int) -> None:
     with make(*arguments, NAME, lanes=2, capacity=200, unlink_on_close=True) as acc:
         _apply(acc, contributor=7)
         check(acc._handle.config(), reports.Config)
@@ -133,18 +125,18 @@ def _waiting(acc: Any) -> Iterator[None]:
         thread.join()
 
 
-def test_reports_of_processes_that_have_ended() -> None:
+def test_reports_of_ended_processes_have_the_declared_types() -> None:
     def fail() -> None:
-        with AccumulatorGroup.attach(NAME) as group, group.round(1):
+        with shmacc.AccumulatorGroup.attach(NAME) as group, group.round(1):
             group.apply({}, 0)
             raise ValueError("no data")
 
     def die() -> None:
-        group = AccumulatorGroup.attach(NAME)
+        group = shmacc.AccumulatorGroup.attach(NAME)
         group.apply({}, 0)
         os._exit(0)
 
-    with AccumulatorGroup(MEMBERS, NAME, unlink_on_close=True) as group:
+    with shmacc.AccumulatorGroup(MEMBERS, NAME, unlink_on_close=True) as group:
         group.apply({}, 0)
         with pytest.raises(ValueError, match="no data"):
             run_apart(fail)
@@ -152,7 +144,7 @@ def test_reports_of_processes_that_have_ended() -> None:
         if pid == 0:
             die()
         os.waitpid(pid, 0)
-        AccumulatorGroup.attach(NAME).close()
+        shmacc.AccumulatorGroup.attach(NAME).close()
         check_view(3)
         with contextlib.closing(removal.view(names.segment_name(NAME))) as view:
             found = sorted((gone["died"], gone["reason"]) for gone in view.departures())
@@ -160,21 +152,18 @@ def test_reports_of_processes_that_have_ended() -> None:
             assert "ValueError: no data" in {event["reason"] for event in view.events()}
 
 
-def test_reports_of_shared_arrays() -> None:
+def test_reports_of_shared_arrays_have_the_declared_types() -> None:
     contents = {"vectors": np.ones((2, 3)), "step": np.array(4), "mask": np.zeros(3, np.bool_)}
-    with SharedArrays(contents, NAME, unlink_on_close=True) as arrays:
+    with shmacc.SharedArrays(contents, NAME, unlink_on_close=True) as arrays:
         check(arrays._handle.config(), reports.Config)
         check(arrays._handle.state(), reports.State)
         assert check_view(4)["participants"]
 
 
-def test_reports_of_parameters_and_their_final_round() -> None:
+def test_reports_of_parameters_have_the_declared_types() -> None:
     contents = {"all": np.ones(2, np.float32)}
     optimizer = shmacc.optim.SGD(0.5)
-    with (
-        Parameters(contents, "parameters", optimizer=optimizer, unlink_on_close=True) as params,
-        AccumulatorGroup(params.member_specs(), NAME, unlink_on_close=True) as group,
-    ):
+    with training(contents, optimizer, ("parameters", NAME)) as (params, group):
         check(params._handle.config(), reports.Config)
         group.apply({"all": np.ones(2)}, 0)
         with group.round(1) as taken:
@@ -184,5 +173,5 @@ def test_reports_of_parameters_and_their_final_round() -> None:
             check_view(2)
 
 
-def test_activities_have_the_extensions_names() -> None:
+def test_activities_in_python_have_the_same_names_as_in_the_extension() -> None:
     assert set(layout.Activity) == set(layout.ACTIVITY_NAMES.values())

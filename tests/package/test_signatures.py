@@ -9,18 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from helpers.support import run_to_end
 
 import shmacc
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlices,
-    IndexedSlicesSpec,
-    Parameters,
-    SharedArrays,
-    SparseConditionalAccumulator,
-    TensorSpec,
-)
 
 CLASSES: Final = [one for name in shmacc.__all__ if isinstance(one := getattr(shmacc, name), type)]
 
@@ -29,22 +20,22 @@ CONSTRUCTOR: Final = (
     "mode=None, owners='mine', if_exists='attach', unlink_on_close=False, lanes=None, "
     "capacity=None)"
 )
-# What every apply of a gradient takes at its end.
+# The last parameters of every apply of a gradient.
 TERMS: Final = "*, contributor=None, weight=1, timeout=None)"
 
 METHODS: Final[dict[type, dict[str, str]]] = {
-    SparseConditionalAccumulator: {
+    shmacc.SparseConditionalAccumulator: {
         "apply_grad": "(self, grad_indices, grad_values, grad_shape=None, local_step=0, name=None, "
         + TERMS,
         "apply_indexed_slices_grad": "(self, grad, local_step=0, name=None, " + TERMS,
         "take_grad": "(self, num_required, name=None, *, timeout=None)",
         "take_indexed_slices_grad": "(self, num_required, name=None, *, timeout=None)",
     },
-    ConditionalAccumulator: {
+    shmacc.ConditionalAccumulator: {
         "apply_grad": "(self, grad, local_step=0, name=None, " + TERMS,
         "take_grad": "(self, num_required, name=None, *, timeout=None)",
     },
-    AccumulatorGroup: {"apply": "(self, gradient, local_step, " + TERMS},
+    shmacc.AccumulatorGroup: {"apply": "(self, gradient, local_step, " + TERMS},
 }
 
 OF_PARAMETERS: Final = {
@@ -63,8 +54,7 @@ ALL: Final = {
     "finish": "(self)",
     "steps": "(self, *, timeout=None, on_death='wait')",
     "steps_async": "(self, *, timeout=None, on_death='wait')",
-    "snapshot": "(self, *, timeout=None)",
-    "contributors": "(self, *, timeout=None)",
+    "snapshot": "(self, *, timeout=None)", "contributors": "(self, *, timeout=None)",
     "state": "(self, *, timeout=None)",
     "take_partial": "(self, num_required=1, *, timeout=None, seal=False)",
     "unseal": "(self, *, timeout=None)",
@@ -74,12 +64,9 @@ ALL: Final = {
     "wait_step_async": "(self, after, *, timeout=None, on_death='wait')",
     "num_accumulated": "(self, name=None)",
     "set_global_step": "(self, new_global_step, name=None, *, timeout=None)",
-    "attach": "(shared_name, *, owners='mine', timeout=None)",
-    "stats": "(self)",
-    "cancel": "(self)",
-    "close": "(self)",
-    "unlink": "(self)",
-}
+    "attach": "(shared_name, *, owners='mine', timeout=None)", "stats": "(self)",
+    "cancel": "(self)", "close": "(self)", "unlink": "(self)",
+}  # fmt: skip
 
 READ_ONLY: Final = (
     *("global_step", "dtype", "shape", "reduction_type", "name", "shared_name"),
@@ -94,7 +81,7 @@ def plain(function: Callable[..., Any]) -> str:
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
-def test_top_level_names() -> None:
+def test_the_package_has_the_documented_names() -> None:
     names = {
         "SparseConditionalAccumulator", "ConditionalAccumulator", "IndexedSlices", "attach",
         "AccumulatorGroup", "TensorSpec", "IndexedSlicesSpec", "NEVER_STALE", "errors", "raw_ops",
@@ -104,15 +91,15 @@ def test_top_level_names() -> None:
     assert names - {"__version__"} <= set(shmacc.__all__)
     assert shmacc.NEVER_STALE == 2**63 - 1
     assert isinstance(shmacc.__version__, str)
-    assert shmacc.sparse.SparseConditionalAccumulator is SparseConditionalAccumulator
+    assert shmacc.sparse.SparseConditionalAccumulator is shmacc.SparseConditionalAccumulator
     assert plain(shmacc.attach) == "(shared_name, *, owners='mine', timeout=None)"
-    assert plain(IndexedSlices) == "(values, indices, dense_shape=None)"
-    assert plain(SharedArrays) == (
+    assert plain(shmacc.IndexedSlices) == "(values, indices, dense_shape=None)"
+    assert plain(shmacc.SharedArrays) == (
         "(contents, shared_name=None, *, mode=None, owners='mine', if_exists='attach', "
         "unlink_on_close=False)"
     )
     expected = "(shared_name, *, writable=False, timeout=None, owners='mine')"
-    assert plain(SharedArrays.attach) == expected
+    assert plain(shmacc.SharedArrays.attach) == expected
 
 
 def test_import_is_light() -> None:
@@ -121,15 +108,15 @@ def test_import_is_light() -> None:
         "import sys, numpy; before = set(sys.modules); import shmacc; "
         f"print([m for m in {heavy!r} if m in sys.modules and m not in before])"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_to_end([sys.executable, "-P", "-c", script])
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("kind", [SparseConditionalAccumulator, ConditionalAccumulator])
+@pytest.mark.parametrize(
+    "kind", [shmacc.SparseConditionalAccumulator, shmacc.ConditionalAccumulator]
+)
 def test_constructors(kind: type) -> None:
-    prefix = "sparse_" if kind is SparseConditionalAccumulator else ""
+    prefix = "sparse_" if kind is shmacc.SparseConditionalAccumulator else ""
     assert plain(kind) == CONSTRUCTOR.format(name=f"{prefix}conditional_accumulator")
     with kind(np.float32) as acc:
         assert acc.name == f"{prefix}conditional_accumulator"
@@ -141,11 +128,15 @@ def test_constructors(kind: type) -> None:
 
 def test_both_accumulators_have_one_base() -> None:
     base = shmacc.ConditionalAccumulatorBase
-    assert ConditionalAccumulator.__bases__ == SparseConditionalAccumulator.__bases__ == (base,)
-    assert not issubclass(AccumulatorGroup, base)
+    assert (
+        shmacc.ConditionalAccumulator.__bases__
+        == shmacc.SparseConditionalAccumulator.__bases__
+        == (base,)
+    )
+    assert not issubclass(shmacc.AccumulatorGroup, base)
     for name in ("dtype", "name", "accumulator_ref", "num_accumulated", "set_global_step"):  # TF's
         assert hasattr(base, name)
-    with ConditionalAccumulator("f4", (), "of the base", unlink_on_close=True):
+    with shmacc.ConditionalAccumulator("f4", (), "of the base", unlink_on_close=True):
         calls: list[Callable[[], Any]] = [
             base,
             lambda: base("float32", (), None),
@@ -158,8 +149,8 @@ def test_both_accumulators_have_one_base() -> None:
 
 
 def test_a_reference_is_equal_to_itself() -> None:
-    with ConditionalAccumulator("f4", (), "one", unlink_on_close=True) as one:
-        with shmacc.attach("one") as same, SparseConditionalAccumulator("f4") as other:
+    with shmacc.ConditionalAccumulator("f4", (), "one", unlink_on_close=True) as one:
+        with shmacc.attach("one") as same, shmacc.SparseConditionalAccumulator("f4") as other:
             ref = one.accumulator_ref
             for equal in (ref, one.accumulator_ref, same.accumulator_ref):
                 assert (ref == equal, ref != equal, hash(ref) == hash(equal)) == (True, False, True)
@@ -174,17 +165,17 @@ def test_a_reference_is_equal_to_itself() -> None:
 
 def test_methods_of_parameters() -> None:
     for name, signature in OF_PARAMETERS.items():
-        assert plain(getattr(Parameters, name)) == signature, name
+        assert plain(getattr(shmacc.Parameters, name)) == signature, name
 
 
 def test_a_group_is_constructed_from_specs() -> None:
     keywords = CONSTRUCTOR[CONSTRUCTOR.index("*, ") :]
-    assert plain(AccumulatorGroup) == (
+    assert plain(shmacc.AccumulatorGroup) == (
         f"(members, shared_name=None, name=None, reduction_type='MEAN', {keywords}"
     )
-    for spec in (TensorSpec, IndexedSlicesSpec):
+    for spec in (shmacc.TensorSpec, shmacc.IndexedSlicesSpec):
         assert plain(spec) == "(shape=None, dtype='float32', *, reduction_type=None)"
-    with AccumulatorGroup({"m": TensorSpec()}) as group:
+    with shmacc.AccumulatorGroup({"m": shmacc.TensorSpec()}) as group:
         for name in set(READ_ONLY) - {"dtype", "shape"}:
             getattr(group, name)
             with pytest.raises(AttributeError):
@@ -199,36 +190,32 @@ def test_methods(kind: type) -> None:
 
 
 def test_a_call_that_does_not_fit_is_a_type_error() -> None:
-    with SparseConditionalAccumulator(np.float32) as made:
+    with shmacc.SparseConditionalAccumulator(np.float32) as made:
         acc: Any = made
         calls: list[Callable[..., Any]] = [
-            acc.apply_grad,
-            lambda: acc.apply_grad([0], [1.0], nonsense=1),
-            acc.take_grad,
-            lambda: acc.take_grad(1, None, 0),
-            lambda: acc.take(1, 0),
-            type(acc),
+            acc.apply_grad, lambda: acc.apply_grad([0], [1.0], nonsense=1), acc.take_grad,
+            lambda: acc.take_grad(1, None, 0), lambda: acc.take(1, 0), type(acc),
             lambda: type(acc)("f4", None, None, "x", "MEAN", 0o600),
             shmacc.raw_ops.AccumulatorNumAccumulated,
-        ]
+        ]  # fmt: skip
         for call in calls:
             with pytest.raises(TypeError):
                 call()
 
 
 def test_indexed_slices() -> None:
-    slices = IndexedSlices([[1.0]], [0])
+    slices = shmacc.IndexedSlices([[1.0]], [0])
     assert (slices.values, slices.indices, slices.dense_shape) == ([[1.0]], [0], None)
-    again = pickle.loads(pickle.dumps(IndexedSlices([[1.0]], [0], [3, 1])))
+    again = pickle.loads(pickle.dumps(shmacc.IndexedSlices([[1.0]], [0], [3, 1])))
     assert again.dense_shape == [3, 1]
 
 
 def test_results_are_named_and_frozen() -> None:
-    with SparseConditionalAccumulator(np.float32) as acc:
+    with shmacc.SparseConditionalAccumulator(np.float32) as acc:
         acc.apply_grad([3], [[1.0]])
         assert acc.take_grad(1)._fields == ("indices", "values", "shape")
         acc.apply_grad([3], [[1.0]], local_step=1)
-        assert type(acc.take_indexed_slices_grad(1)) is IndexedSlices
+        assert type(acc.take_indexed_slices_grad(1)) is shmacc.IndexedSlices
         acc.apply_grad([3], [[1.0]], local_step=2)
         for record, name in (
             (acc.snapshot(), "count"),
@@ -238,7 +225,7 @@ def test_results_are_named_and_frozen() -> None:
             again = pickle.loads(pickle.dumps(record))
             assert getattr(again, name) == getattr(record, name)
             _is_frozen(record, name)
-    with ConditionalAccumulator(np.float32) as dense:
+    with shmacc.ConditionalAccumulator(np.float32) as dense:
         dense.apply_grad([1.0, 3.0])
         _is_frozen(dense.take(1), "value")
 
@@ -256,7 +243,7 @@ def test_classes_pickle_by_their_public_names() -> None:
 
 
 def test_a_class_has_its_public_name_before_its_first_use() -> None:
-    """In a process that got an object of it in another way."""
+    """The process got an object of the class without using the public name."""
     code = """if True:
         import pickle, sys
         with_class = pickle.loads(sys.stdin.buffer.read())

@@ -1,7 +1,6 @@
 """The pages' programs say "spawn"; each also runs under the other start methods."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -9,7 +8,7 @@ from typing import Final
 import pytest
 from helpers import pages
 from helpers.interpreter import FORKS
-from helpers.support import LONG
+from helpers.support import run_to_end
 
 _SAID: Final = 'get_context("spawn")'
 _PROGRAMS: Final = {
@@ -29,13 +28,9 @@ assert {"training_loop", "word_count"} <= _PROGRAMS.keys()
 def test_a_program_runs_under_another_start_method(name: str, method: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAMS[name].replace(_SAID, f'get_context("{method}")'))
-    done = subprocess.run(
+    done = run_to_end(
         [sys.executable, "-W", "error", "-W", FORKS, program],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=LONG,
         cwd=tmp_path,
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stderr == ""

@@ -67,7 +67,9 @@ def test_a_forked_child_that_leaves_the_block_removes_nothing() -> None:
             assert testing.leaked_names(inner) == before != ()
 
 
-def test_a_block_may_unset_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_isolated_namespace_ends_cleanly_if_its_variable_was_unset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("SHMACC_NAMESPACE")
     with testing.isolated_namespace() as inner:
         ConditionalAccumulator("f8", (), "left").close()

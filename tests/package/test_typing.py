@@ -5,13 +5,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, is_typeddict
 
 import pytest
+from helpers.support import run_to_end
 
 import shmacc
 from shmacc import _core, inspection
@@ -20,17 +20,15 @@ from shmacc._base import reports
 ROOT: Final = Path(__file__).parents[2]
 TYPING: Final = ROOT / "tests" / "typing"
 PYRIGHT: Final = shutil.which("pyright", path=str(Path(sys.executable).parent))
-# Whatever the first run of pyright fetches from its registry may take a while.
+# The first run of pyright fetches a package from its registry, which may take a while.
 MINUTES: Final = 300
 
 
 def _mypy(*files: Path) -> set[tuple[str, int]]:
     """Files and lines in which mypy finds errors."""
-    done = subprocess.run(
+    done = run_to_end(
         [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file=", *files],
-        capture_output=True,
-        text=True,
-        check=False,
+        status=None,
         cwd="/",
         timeout=MINUTES,
     )
@@ -43,11 +41,9 @@ def _pyright(*arguments: str | Path) -> dict[str, Any]:
     """The output of pyright; skips where it does not run."""
     if PYRIGHT is None:
         pytest.skip("pyright is not installed")
-    done = subprocess.run(
+    done = run_to_end(
         [PYRIGHT, "--outputjson", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
+        status=None,
         cwd="/",
         env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         timeout=MINUTES,
@@ -128,8 +124,8 @@ def test_the_stub_has_the_names_of_run_time(package: ModuleType) -> None:
         package.nothing_of_that_name  # noqa: B018 - the look is what is tested
 
 
-# What nanobind calls these: a TypedDict is a dict to it, and the elements of a list or a tuple that
-# the extension makes itself are not told.
+# nanobind's names of types. It calls a TypedDict a dict; elements of a list or a tuple that
+# the extension itself makes have no type.
 _TYPED_DICTS: Final = {name for name, value in vars(reports).items() if is_typeddict(value)}
 _ALIASES: Final = {"Shape": "tuple | None", "Terms": "tuple"}
 
@@ -167,7 +163,7 @@ def _native_signature(value: Any) -> ast.FunctionDef:
 
 
 def _is_described(name: str, value: Any) -> bool:
-    """Whether a stub must have it: public names, and the extension's own special methods."""
+    """Whether a stub must have this: public names, and the extension's own special methods."""
     if name.startswith("__"):
         return str(value.__doc__).startswith(f"{name}(")
     return not name.startswith("_")

@@ -58,10 +58,10 @@ TEXTS: Final = {
 
 
 @pytest.mark.parametrize(("optimizer", "written"), TEXTS.items(), ids=repr)
-def test_an_optimizers_text_in_a_state_stays_as_it_is(
+def test_an_optimizers_text_in_a_state_stays(
     optimizer: optim.Optimizer | None, written: str
 ) -> None:
-    """It is a format: saved files have it. An option that is off is not in it."""
+    """The text is a format: saved files have it. It leaves out options that are off."""
     with Parameters({"a": np.ones(3)}, optimizer=optimizer) as params:
         state = params.state()
         assert state["specs"].tolist() == [f"float64 [3] {written}"]
@@ -70,7 +70,10 @@ def test_an_optimizers_text_in_a_state_stays_as_it_is(
 
 
 def test_options_of_optimizers_must_agree() -> None:
-    given = optim.Adam(0.1), optim.Adam(0.1, weight_decay=0.1), optim.Adam(0.1, as_torch=True)
+    given = (
+        *(optim.Adam(0.1), optim.Adam(0.1, weight_decay=0.1), optim.Adam(0.1, as_torch=True)),
+        *(optim.Adam(0.1, constraint=optim.Clip(-1, high)) for high in (1, 2)),
+    )
     for one in given:
         with Parameters({"a": np.ones(3)}, optimizer=one) as params:
             state = params.state()
@@ -246,7 +249,7 @@ def _damaged(content: bytes) -> Iterator[bytes]:
         yield content[:length]
 
 
-def test_a_damaged_checkpoint_is_refused_or_the_same(both: Both, path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_or_restores_the_same(both: Both, path: Path) -> None:
     """zipfile, zlib and NumPy raise a dozen classes of errors for damage."""
     apply(both, 1)
     shmacc.save(path, both)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from helpers.apart import Apart, Pipe
 from helpers.stepping_tracer import Mark, Traced, on_one_core, refusal
-from helpers.support import LONG, until
+from helpers.support import LONG, until, update_once
+from helpers.training import training
 
 import shmacc
 from shmacc import NEVER_STALE, AccumulatorGroup, Parameters, _core, errors, inspection, optim
@@ -48,9 +49,7 @@ def begin(group: AccumulatorGroup, params: Parameters) -> None:
         raise ZeroDivisionError
 
 
-def test_an_exception_after_the_update_keeps_the_round(
-    group: AccumulatorGroup, params: Parameters
-) -> None:
+def test_an_error_after_update_keeps_the_round(group: AccumulatorGroup, params: Parameters) -> None:
     begin(group, params)
     assert (params.step, group.global_step, group.num_accumulated()) == (1, 0, 2)
     assert not group.apply({"a": np.ones(3)}, 0)
@@ -66,9 +65,7 @@ def test_an_exception_after_the_update_keeps_the_round(
     np.testing.assert_array_equal(params["a"], [-2] * 3)
 
 
-def test_a_death_after_the_update_keeps_the_round(
-    group: AccumulatorGroup, params: Parameters
-) -> None:
+def test_a_death_after_update_keeps_the_round(group: AccumulatorGroup, params: Parameters) -> None:
     def update_and_wait(*, pipe: Pipe) -> None:
         with (
             AccumulatorGroup.attach("group") as own,
@@ -76,11 +73,9 @@ def test_a_death_after_the_update_keeps_the_round(
             own.round(1) as taken,
         ):
             theirs.update(taken)
-            pipe.say()
-            pipe.hear()
+            pipe.turn()
 
-    with Apart(update_and_wait) as chief:
-        chief.hear()
+    with Apart(update_and_wait).ready() as chief:
         assert not group.apply({"a": np.ones(3)}, 0)
         chief.kill()
     assert not group.apply({"a": np.ones(3)}, 0)
@@ -100,7 +95,7 @@ def test_advance_step_consumes_the_round(group: AccumulatorGroup, params: Parame
     assert group.apply({"a": np.ones(3)}, 3)
 
 
-def test_calls_that_a_final_round_refuses(group: AccumulatorGroup, params: Parameters) -> None:
+def test_a_final_round_refuses_changes(group: AccumulatorGroup, params: Parameters) -> None:
     begin(group, params)
     for call in (
         lambda: group.set_global_step(5),
@@ -114,7 +109,7 @@ def test_calls_that_a_final_round_refuses(group: AccumulatorGroup, params: Param
 
 
 @traced
-def test_calls_that_are_refused_until_the_update_is_committed(
+def test_a_round_cannot_be_taken_or_skipped_before_its_update_is_committed(
     group: AccumulatorGroup, params: Parameters
 ) -> None:
     _begun_only(group, params)
@@ -190,15 +185,10 @@ def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
 def test_a_save_asks_the_rounds_own_parameters(
     group: AccumulatorGroup, params: Parameters, tmp_path: Path
 ) -> None:
-    """Other parameters in the file may be a step ahead, and had no part in this round."""
+    """Other parameters in the file may be a step ahead, and are not updated by this round."""
     _begun_only(group, params)
-    with (
-        Parameters({"b": np.zeros(3)}, optimizer=optim.SGD(1)) as others,
-        AccumulatorGroup(others.member_specs()) as theirs,
-    ):
-        theirs.apply({"b": np.ones(3)}, 0)
-        with theirs.round(1) as taken:
-            others.update(taken)
+    with training({"b": np.zeros(3)}, optim.SGD(1)) as (others, theirs):
+        update_once(others, theirs, {"b": np.ones(3)})
         what: dict[str, Any] = {"group": group, "params": params, "others": others}
         shmacc.save(tmp_path / "all.npz", what)
         shmacc.load(tmp_path / "all.npz", what)

@@ -10,58 +10,45 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.apart import run_apart
-from helpers.support import state_of
+from helpers.support import state_of, update_once
+from helpers.training import training
 
-from shmacc import (
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlices,
-    Parameters,
-    SparseConditionalAccumulator,
-    TableSpec,
-    TensorSpec,
-    errors,
-    init,
-    optim,
-)
+import shmacc
+from shmacc import errors, init, optim
 
 ROWS: Final = np.random.default_rng(3).standard_normal((4, 3))
 REPEATED: Final = np.array([5, 1, 5, 3])
 DENSE: Final = np.random.default_rng(4).standard_normal((6, 3))
 # Each is given to an update, and is applied by a worker; both must come to the same, to the bit.
 ALIKE: Final[dict[str, tuple[str, Any]]] = {
-    "an array": ("dense", DENSE.astype(np.float32)),
-    "float64": ("dense", DENSE),
+    "an array": ("dense", DENSE.astype(np.float32)), "float64": ("dense", DENSE),
     "float16": ("dense", DENSE.astype(np.float16)),
-    "integers": ("dense", np.arange(18).reshape(6, 3)),
-    "a list": ("dense", DENSE.tolist()),
-    "not contiguous": ("dense", DENSE.T.copy().T),
-    "rows": ("rows", ([1, 3], ROWS[:2])),
+    "integers": ("dense", np.arange(18).reshape(6, 3)), "a list": ("dense", DENSE.tolist()),
+    "not contiguous": ("dense", DENSE.T.copy().T), "rows": ("rows", ([1, 3], ROWS[:2])),
     "rows that repeat": ("rows", (REPEATED, ROWS.astype(np.float32))),
-    "IndexedSlices": ("rows", IndexedSlices(ROWS, REPEATED, (6, 3))),
+    "IndexedSlices": ("rows", shmacc.IndexedSlices(ROWS, REPEATED, (6, 3))),
     "a look-alike": ("rows", SimpleNamespace(indices=REPEATED, values=ROWS, dense_shape=None)),
     "no rows": ("rows", ([], [])),
     "new ids": ("table", (np.array([2**62, 7, 2**62, 0], np.uint64), ROWS)),
-    "slices of a table": ("table", IndexedSlices(ROWS, REPEATED)),
-    "no ids": ("table", ([], np.empty((0, 3)))),
-    "a number": ("number", 3),
-}
+    "slices of a table": ("table", shmacc.IndexedSlices(ROWS, REPEATED)),
+    "no ids": ("table", ([], np.empty((0, 3)))), "a number": ("number", 3),
+}  # fmt: skip
 OPTIMIZERS: Final = (optim.SGD(0.5), optim.Adam(0.1), optim.Adagrad(0.5, rowwise=True))
 
 
-def make(optimizer: optim.Optimizer) -> tuple[Parameters, AccumulatorGroup]:
+def make(optimizer: optim.Optimizer) -> tuple[shmacc.Parameters, shmacc.AccumulatorGroup]:
     contents: dict[str, Any] = {name: np.ones((6, 3), np.float32) for name in ("dense", "rows")}
-    contents["table"] = TableSpec((3,), initial=init.Uniform(-1, 1, seed=3))
+    contents["table"] = shmacc.TableSpec((3,), initial=init.Uniform(-1, 1, seed=3))
     contents["number"] = np.array(1.0)
     by: Any = {"integers": None, "*": optimizer}
-    params = Parameters({**contents, "integers": np.zeros(2, int)}, optimizer=by)
+    params = shmacc.Parameters({**contents, "integers": np.zeros(2, int)}, optimizer=by)
     specs = params.member_specs(sparse=["rows"])
-    group = AccumulatorGroup({**specs, "loss": TensorSpec(())}, reduction_type="SUM")
+    group = shmacc.AccumulatorGroup({**specs, "loss": shmacc.TensorSpec(())}, reduction_type="SUM")
     return params, group
 
 
 @pytest.fixture(name="both")
-def _both() -> Iterator[tuple[Parameters, AccumulatorGroup]]:
+def _both() -> Iterator[tuple[shmacc.Parameters, shmacc.AccumulatorGroup]]:
     params, group = make(optim.SGD(0.5))
     with params, group:
         yield params, group
@@ -74,7 +61,7 @@ def of_params(taken: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("case", ALIKE)
 def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim.Optimizer) -> None:
-    """Whether the round has the member, with other numbers and rows, or not."""
+    """The round may have the member, with other numbers and rows, or not."""
     name, given = ALIKE[case]
     if name == "number" and optimizer == OPTIMIZERS[2]:
         optimizer = optim.Adagrad(0.5)
@@ -100,12 +87,12 @@ def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim
     assert found[0] == found[1] == found[2]
 
 
-def test_results_of_takes_are_gradients(both: tuple[Parameters, AccumulatorGroup]) -> None:
-    """Another accumulator's, too: sums that this group never had."""
+def test_takes_return_gradients(both: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
+    """The result may be another accumulator's: sums that this group never had."""
     params, group = both
     with (
-        SparseConditionalAccumulator("float32", (None, 3)) as rows,
-        ConditionalAccumulator("float64", (6, 3)) as dense,
+        shmacc.SparseConditionalAccumulator("float32", (None, 3)) as rows,
+        shmacc.ConditionalAccumulator("float64", (6, 3)) as dense,
     ):
         rows.apply_grad(REPEATED, ROWS.astype(np.float32), local_step=0)
         dense.apply_grad(DENSE, local_step=0)
@@ -142,7 +129,7 @@ BAD: Final[list[tuple[dict[str, Any], str]]] = [
 ]
 
 
-def test_bad_gradients_are_refused(both: tuple[Parameters, AccumulatorGroup]) -> None:
+def test_bad_gradients_are_refused(both: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
     params, group = both
     before = state_of(params)
     group.apply({"loss": 1.0, "dense": DENSE}, 0)
@@ -162,7 +149,7 @@ def test_bad_gradients_are_refused(both: tuple[Parameters, AccumulatorGroup]) ->
 
 @pytest.mark.parametrize("given", [lambda p: p["dense"], lambda p: p["dense"][::-1].T[::-1].T])
 def test_views_of_the_arrays_are_read_before_anything_changes(
-    both: tuple[Parameters, AccumulatorGroup], given: Callable[[Any], Any]
+    both: tuple[shmacc.Parameters, shmacc.AccumulatorGroup], given: Callable[[Any], Any]
 ) -> None:
     params, group = both
     group.apply({"loss": 1.0}, 0)
@@ -177,8 +164,8 @@ def test_views_of_the_arrays_are_read_before_anything_changes(
 def _die(number: float) -> None:
     """Be a chief that gives a gradient, and dies before the end of its block."""
     with (
-        AccumulatorGroup.attach("group") as group,
-        Parameters.attach("params") as params,
+        shmacc.AccumulatorGroup.attach("group") as group,
+        shmacc.Parameters.attach("params") as params,
         group.round(1) as taken,
     ):
         assert params.update(taken, gradients={"w": np.full(3, number)})
@@ -188,10 +175,7 @@ def _die(number: float) -> None:
 
 def test_a_chief_that_follows_a_dead_one_may_give_other_gradients() -> None:
     """A complete update is not made again, whatever the next chief gives."""
-    with (
-        Parameters({"w": np.zeros(3)}, "params", optimizer=optim.SGD(1.0)) as params,
-        AccumulatorGroup(params.member_specs(), "group") as group,
-    ):
+    with training({"w": np.zeros(3)}, optim.SGD(1.0), ("params", "group")) as (params, group):
         group.apply({"w": np.ones(3)}, 0)
         with pytest.raises(SystemExit):
             run_apart(_die, 2.0)
@@ -200,13 +184,12 @@ def test_a_chief_that_follows_a_dead_one_may_give_other_gradients() -> None:
         assert params["w"].tolist() == [-2, -2, -2]
         assert (params.step, group.global_step) == (1, 1)
         params.unlink()
-        group.unlink()
 
 
 def _taken_of_all_kinds() -> dict[str, Any]:
     with (
-        SparseConditionalAccumulator("float32", (None, 3)) as rows,
-        ConditionalAccumulator("float32", (2,)) as dense,
+        shmacc.SparseConditionalAccumulator("float32", (None, 3)) as rows,
+        shmacc.ConditionalAccumulator("float32", (2,)) as dense,
     ):
         found: dict[str, Any] = {}
         for name, call in (
@@ -244,7 +227,7 @@ def test_an_augmented_assignment_changes_a_result_in_place() -> None:
 
 
 def test_an_update_takes_results_that_were_changed_in_place(
-    both: tuple[Parameters, AccumulatorGroup],
+    both: tuple[shmacc.Parameters, shmacc.AccumulatorGroup],
 ) -> None:
     params, group = both
     full = {"dense": DENSE, "rows": ([1, 3], ROWS[:2]), "table": ([4, 9], ROWS[:2])}
@@ -257,7 +240,5 @@ def test_an_update_takes_results_that_were_changed_in_place(
         assert params.update(taken)
     other, its_group = make(optim.SGD(0.5))
     with other, its_group:
-        its_group.apply(halves, 0)
-        with its_group.round(1) as taken:
-            assert other.update(taken)
+        assert update_once(other, its_group, halves)
         assert state_of(params) == state_of(other)

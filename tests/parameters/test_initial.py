@@ -1,4 +1,4 @@
-"""New rows of tables start with what the docstrings' formulas give, to the bit."""
+"""New rows of tables start with the numbers of the docstrings' formulas, to the bit."""
 
 import statistics
 from typing import Any
@@ -31,15 +31,13 @@ def _rows(initial: init.Initial, ids: Any, width: int, dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("initial", ALL, ids=repr)
-def test_new_rows_equal_the_docstrings_formulas_to_the_bit(
-    initial: init.Initial, dtype: str
-) -> None:
+def test_new_rows_equal_docstrings_formulas_to_the_bit(initial: init.Initial, dtype: str) -> None:
     for width in (1, 3, 4, 16, 17):
         expected = numpy_initial.rows(initial, IDS, (width,), dtype)
         assert _rows(initial, IDS, width, dtype).tobytes() == expected.tobytes()
 
 
-def test_philox_is_philox() -> None:
+def test_the_model_gives_philoxs_known_answers() -> None:
     # The known answers of Random123's kat_vectors.
     assert [f"{word:08x}" for word in numpy_initial.words(0, np.array([0]), 4)[0].tolist()] == [
         "6627e8d5",

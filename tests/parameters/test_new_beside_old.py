@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.apart import run_apart
-from helpers.support import LONG
+from helpers.support import LONG, update_once
 
 import shmacc
 from shmacc import (
@@ -144,9 +144,7 @@ def test_a_finished_run_can_be_trained_on() -> None:
         group.restore(group.state())
         assert group.running
         for step in group.steps(timeout=LONG):
-            group.apply({"w": np.ones(3)}, step)
-            with group.round(1, timeout=LONG) as taken:
-                params.update(taken)
+            update_once(params, group, {"w": np.ones(3)})
             if step == STEPS + 2:
                 group.finish()
         assert params.step == STEPS + 3
@@ -165,7 +163,7 @@ def test_another_model_may_be_trained_in_the_same_process() -> None:
 
 
 def test_an_unfinished_runs_group_is_refused_with_new_parameters() -> None:
-    """Its gradients are other parameters': the first update says so."""
+    """The group's gradients are of other parameters: the first update says so."""
     run_apart(lambda: train("a group", finish=False))
     with new_parameters() as params, AccumulatorGroup(MEMBERS, "g") as group:
         assert group.running
@@ -179,15 +177,32 @@ def test_an_unfinished_runs_group_is_refused_with_new_parameters() -> None:
         params.unlink()
 
 
+def test_the_round_of_another_group_is_refused_and_changes_nothing() -> None:
+    """For example, a generator's and a discriminator's rounds are both open."""
+    with (
+        new_parameters("generator") as one,
+        new_parameters("discriminator") as other,
+        AccumulatorGroup(other.member_specs()) as group,
+    ):
+        group.apply({"w": np.ones(3)}, 0)
+        with group.round(1) as taken:
+            with pytest.raises(errors.FailedPreconditionError, match="'generator': update those"):
+                one.update(taken)
+            assert (one.step, one["w"].tolist()) == (0, [0.0] * 3)
+            other.update(taken)
+        assert other["w"].tolist() == [-1.0] * 3
+        one.unlink()
+        other.unlink()
+
+
 def test_old_parameters_are_refused_with_a_new_group() -> None:
     run_apart(train, "a group")
     with closing(Parameters.attach("p")) as params:
-        with AccumulatorGroup(MEMBERS, "g", if_exists="replace") as group:
+        with AccumulatorGroup(MEMBERS, "g", if_exists="replace", unlink_on_close=True) as group:
             group.apply({"w": np.ones(3)}, group.global_step)
             with (
                 pytest.raises(errors.FailedPreconditionError, match="step"),
                 group.round(1) as taken,
             ):
                 params.update({"w": taken["w"]})
-            group.unlink()
         params.unlink()

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from helpers.support import same_bits
+from helpers.support import same_bits, update_once
+from helpers.training import training
 
 from shmacc import AccumulatorGroup, Parameters, SharedArrays, TensorSpec, errors, optim
 
@@ -62,10 +63,8 @@ def test_an_update_refuses_numbers_that_do_not_fit(by_rows: bool, told: Any) -> 
                     params.update(taken, {dtype: ([1, 0], given) if by_rows else given})
             assert group.stats().update is None  # so the round is not final
             params.skip(taken)
-        for step, (dtype, given, expected) in enumerate(CONVERTED, 1):
-            group.apply({"w": [1.0]}, step)
-            with group.round(1) as taken:
-                params.update(taken, {dtype: ([1, 0], given) if by_rows else given})
+        for dtype, given, expected in CONVERTED:
+            update_once(params, group, {"w": [1.0]}, {dtype: ([1, 0], given) if by_rows else given})
             assert params[dtype][:: -1 if by_rows else 1].tolist() == expected
 
 
@@ -85,10 +84,7 @@ def test_an_assignment_to_shared_arrays_refuses_numbers_that_do_not_fit(told: An
 
 
 def test_row_numbers_that_do_not_fit_are_refused() -> None:
-    with (
-        Parameters({"a": np.zeros((2, 1))}, optimizer=optim.SGD(1)) as params,
-        AccumulatorGroup(params.member_specs()) as group,
-    ):
+    with training({"a": np.zeros((2, 1))}, optim.SGD(1)) as (params, group):
         group.apply({}, 0)
         with group.round(1) as taken:
             for rows in np.array([2**63], np.uint64), [0.5], [np.nan], [True]:
@@ -98,20 +94,13 @@ def test_row_numbers_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_learning_rate_that_does_not_fit_is_refused() -> None:
-    """It would be infinite, and infinity times a zero gradient is no number."""
+    """Such a rate would be infinite, and infinity times a zero gradient is no number."""
     one = np.ones((1, 1), np.float32)
     for optimizer in (
-        optim.SGD(0.1, 0.9, nesterov=True),
-        optim.Adagrad(0.1),
-        optim.Adagrad(0.1, rowwise=True),
-        optim.RMSprop(0.1),
-        optim.Adam(0.1),
-        optim.Ftrl(0.1),
-    ):
-        with (
-            Parameters({"a": one}, optimizer=optimizer) as params,
-            AccumulatorGroup(params.member_specs(["a"])) as group,
-        ):
+        optim.SGD(0.1, 0.9, nesterov=True), optim.Adagrad(0.1), optim.Adagrad(0.1, rowwise=True),
+        optim.RMSprop(0.1), optim.Adam(0.1), optim.Ftrl(0.1),
+    ):  # fmt: skip
+        with training({"a": one}, optimizer, sparse=["a"]) as (params, group):
             group.apply({"a": ([0], 0 * one)}, 0)
             with group.round(1) as taken:
                 with pytest.raises(errors.InvalidArgumentError, match=r"learning_rate.*1e\+39"):
@@ -155,10 +144,7 @@ def test_a_decoupled_decay_times_the_rate_must_fit(kind: Any) -> None:
     too_large = pytest.raises(errors.InvalidArgumentError, match="times weight_decay must be at m")
     with too_large:
         Parameters(array, optimizer=given)
-    with (
-        Parameters(array, optimizer=kind(0, weight_decay=1e38)) as params,
-        AccumulatorGroup(params.member_specs()) as group,
-    ):
+    with training(array, kind(0, weight_decay=1e38)) as (params, group):
         group.apply(array, 0)
         with group.round(1) as taken:
             with too_large:
@@ -186,8 +172,6 @@ def test_an_empty_array_fits_every_dtype(dtype: str) -> None:
         AccumulatorGroup({"f": TensorSpec((2,), "float64")}) as group,
     ):
         for given in empty:
-            group.apply({"f": np.ones(2)}, group.global_step)
-            with group.round(1, timeout=0) as taken:
-                params.update(taken, values={"w": given})
+            update_once(params, group, {"f": np.ones(2)}, values={"w": given})
         assert params.step == len(empty)
         assert not params["w"].astype(float).any()

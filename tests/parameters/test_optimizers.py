@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.numpy_optimizers import ALL, Reference
+from helpers.numpy_optimizers import ALL, OF_ROWS, Reference
+from helpers.support import same_bits, update_once
+from helpers.training import training
 
-from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, optim
+from shmacc import AccumulatorGroup, Parameters, TableSpec, TensorSpec, errors, optim
 from shmacc._base import layout
 
-named = pytest.mark.parametrize("optimizer", ALL, ids=repr)
+named = pytest.mark.parametrize("optimizer", [*ALL, *OF_ROWS], ids=repr)
 
 
 DTYPES, ROWS = ("float32", "float64"), 60
@@ -18,14 +20,16 @@ DTYPES, ROWS = ("float32", "float64"), 60
 
 @named
 def test_optimizers_equal_numpy(optimizer: optim.Optimizer) -> None:
-    """With rows of several widths, and whole arrays of several shapes."""
+    """Rows have several widths, and whole arrays several shapes."""
     rng = np.random.default_rng(3)
     shapes: dict[str, tuple[int, ...]] = {
         f"rows {width}": (ROWS, width) for width in (1, 3, 16, 100)
     }
-    shapes |= {str(shape): shape for shape in ((7,), (1025,), (3, 5, 40), (0, 4))}
+    shapes |= {str(shape): shape for shape in ((3, 5, 40), (2, 3000), (70, 7), (0, 4))}
+    if optimizer not in OF_ROWS:
+        shapes |= {"(7,)": (7,), "(1025,)": (1025,)}
     if not getattr(optimizer, "rowwise", False):
-        shapes["()"] = ()
+        shapes |= {"(4, 0)": (4, 0)} if optimizer in OF_ROWS else {"()": ()}
     contents = {
         f"{name} {dtype}": rng.standard_normal(shape).astype(dtype)
         for name, shape in shapes.items()
@@ -33,10 +37,7 @@ def test_optimizers_equal_numpy(optimizer: optim.Optimizer) -> None:
     }
     references = {name: Reference(optimizer, array) for name, array in contents.items()}
     sparse = [name for name in contents if name.startswith("rows")]
-    with (
-        Parameters(contents, optimizer=optimizer) as params,
-        AccumulatorGroup(params.member_specs(sparse=sparse), reduction_type="SUM") as group,
-    ):
+    with training(contents, optimizer, sparse=sparse, reduction_type="SUM") as (params, group):
         for step, count in enumerate([1, 40, 0, 17, ROWS]):
             gradient: dict[str, Any] = {}
             for name, array in contents.items():
@@ -65,33 +66,28 @@ def _same(params: Parameters, name: str, reference: Reference) -> None:
 
 
 def test_many_rows_equal_numpy() -> None:
-    """So many that their old values are streamed past the caches."""
+    """The rows are so many that their old values are streamed past the caches."""
     optimizer, rng = optim.Adam(0.1), np.random.default_rng(1)
     table = rng.standard_normal((9000, 64)).astype(np.float32)
     reference = Reference(optimizer, table)
     with Parameters({"table": table}, optimizer=optimizer) as params:
         with AccumulatorGroup(params.member_specs(sparse=["table"])) as group:
-            for step in range(2):
+            for _ in range(2):
                 rows = rng.permutation(9000)[:8000]
                 values = rng.standard_normal((8000, 64)).astype(np.float32)
-                assert group.apply({"table": (rows, values)}, step)
-                with group.round(1) as taken:
-                    assert params.update(taken)
+                assert update_once(params, group, {"table": (rows, values)})
                 reference.update(values, rows)
         _same(params, "table", reference)
 
 
-def test_names_and_shapes_of_slots() -> None:
+def test_slots_have_the_documented_names_and_shapes() -> None:
     """Names are TensorFlow's; a rowwise accumulator has one number a row."""
     for optimizer, names in (
-        (optim.SGD(0.1), []),
-        (optim.SGD(0.1, 0.9), ["momentum"]),
-        (optim.Adagrad(0.05), ["accumulator"]),
-        (optim.RMSprop(0.01), ["rms"]),
-        (optim.RMSprop(0.01, 0.8, 0.5, 1e-7), ["rms", "momentum"]),
-        (optim.Adam(0.01), ["m", "v"]),
+        (optim.SGD(0.1), []), (optim.SGD(0.1, 0.9), ["momentum"]),
+        (optim.Adagrad(0.05), ["accumulator"]), (optim.RMSprop(0.01), ["rms"]),
+        (optim.RMSprop(0.01, 0.8, 0.5, 1e-7), ["rms", "momentum"]), (optim.Adam(0.01), ["m", "v"]),
         (optim.Ftrl(0.1), ["accumulator", "linear"]),
-    ):
+    ):  # fmt: skip
         assert [slot.name for slot in optimizer.slots()] == names
     contents = {"a": np.zeros((5, 4)), "b": np.zeros((2, 3, 4))}
     with Parameters(contents, optimizer=optim.Adagrad(0.1, rowwise=True)) as params:
@@ -109,11 +105,14 @@ def test_slots_of_new_rows_start_as_those_of_arrays(optimizer: optim.Optimizer) 
 
 def test_every_optimizer_is_tested() -> None:
     names = {type(optimizer).__name__ for optimizer in ALL}
-    assert names == set(layout.OPTIMIZERS) == set(optim.__all__) - {"Optimizer"}
+    constraints = {type(each.constraint).__name__ for each in [*ALL, *OF_ROWS] if each.constraint}
+    assert names == set(layout.OPTIMIZERS)
+    assert constraints == set(layout.CONSTRAINTS)
+    assert {*names, *constraints} <= set(optim.__all__)
 
 
 def test_optimizers_are_values() -> None:
-    for optimizer in ALL:
+    for optimizer in [*ALL, *OF_ROWS]:
         assert eval(repr(optimizer), vars(optim)) == optimizer  # noqa: S307  its own repr
         assert pickle.loads(pickle.dumps(optimizer)) == optimizer
         assert hash(pickle.loads(pickle.dumps(optimizer))) == hash(optimizer)
@@ -123,6 +122,97 @@ def test_optimizers_are_values() -> None:
     assert len(set(ALL)) == len(ALL)
     assert optim.Adagrad(1) == optim.Adagrad(1.0)
     assert repr(optim.Adagrad(1)) == repr(optim.Adagrad(1.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "constraint",
+    [optim.UnitNorm(), optim.MaxNorm(2.0), optim.MaxNorm(0), optim.NonNeg(), optim.Clip(0.5, 2)],
+    ids=repr,
+)
+def test_a_constraint_keeps_rows_of_nans_or_zeros(constraint: optim.Constraint, dtype: str) -> None:
+    """A NaN stays, and with a norm that is none its whole row; so do zeros, unless clipped."""
+    nan, inf, most = np.nan, np.inf, float(np.finfo(dtype).max)
+    rows = np.array(
+        [[0, -0.0], [3, -4], [nan, 3], [-3, nan], [inf, 1], [-inf, -1], [most, most], [1e-40, 0]],
+        dtype,
+    )
+    optimizer = optim.SGD(1.0, constraint=constraint)
+    reference = Reference(optimizer, rows)
+    contents = {"array": rows, "zeros": TensorSpec(rows.shape, dtype)}
+    with (
+        np.errstate(all="ignore"),
+        training(contents, optimizer, sparse=["array"], reduction_type="SUM") as (params, group),
+    ):
+        same_bits(params["array"], reference.array)
+        same_bits(params["zeros"], Reference(optimizer, np.zeros_like(rows)).array)
+        assert update_once(params, group, {"array": (np.arange(len(rows)), np.zeros_like(rows))})
+        reference.update(np.zeros_like(rows), np.arange(len(rows)))
+        same_bits(params["array"], reference.array)
+
+
+def test_new_contents_of_an_array_with_a_constraint_are_stored_as_given() -> None:
+    """Until an update changes them: rows that it does not change stay, and none of a skip."""
+    contents = {"rows": np.ones((4, 2)), "table": TableSpec((2,), "float64")}
+    given = np.array([[3.0, 4.0], [6.0, 8.0]])
+    with training(contents, optim.SGD(0.0, constraint=optim.UnitNorm()), sparse=["rows"]) as (
+        params,
+        group,
+    ):
+        group.apply({"rows": ([0], [[1.0, 1.0]])}, 0)
+        with group.round(1):
+            params.update({}, {name: ([1, 2], given) for name in contents})
+        group.apply({name: ([2], [[0.0, 0.0]]) for name in contents}, 1)
+        with group.round(1) as taken:
+            params.skip(taken)
+        for name in contents:
+            same_bits(params[name][[1, 2]], given)
+        update_once(params, group, {name: ([2], [[0.0, 0.0]]) for name in contents})
+        state = params.state()
+        for name in contents:
+            np.testing.assert_allclose(params[name][[1, 2]], [[3.0, 4.0], [0.6, 0.8]])
+        params.restore(state)  # with a row that has not the norm
+        for name in contents:
+            np.testing.assert_allclose(params[name][[1, 2]], [[3.0, 4.0], [0.6, 0.8]])
+
+
+def test_bad_constraints_are_refused() -> None:
+    bad: list[tuple[Any, tuple[Any, ...], str]] = [
+        (optim.MaxNorm, (-1,), "MaxNorm's max_value must not be negative, but was -1"),
+        (optim.MaxNorm, (np.nan,), "MaxNorm's max_value must be a finite number, but was nan"),
+        (optim.MaxNorm, ([1.0, 2.0],), "MaxNorm's max_value must be a finite number"),
+        (optim.Clip, (np.nan, 1), "Clip's low must be a finite number, but was nan"),
+        (optim.Clip, (0, np.inf), "Clip's high must be a finite number, but was inf"),
+        (optim.Clip, (0, np.ones(1)), "Clip's high must be a finite number, but was array"),
+        (optim.Clip, (1, 0.5), "Clip's low must not be above its high, but they were 1 and 0.5"),
+    ]
+    for kind, limits, what in bad:
+        with pytest.raises(errors.InvalidArgumentError, match=what):
+            kind(*limits)
+    for wrong in (optim.UnitNorm, 1.0, "UnitNorm"):
+        with pytest.raises(errors.InvalidArgumentError, match="SGD's constraint must be None or"):
+            optim.SGD(0.1, constraint=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("wrong", "why"), [
+    (optim.NonNeg(), r"as in SGD\(0\.1, constraint=NonNeg\(\)\)"),
+    (optim.SGD, "must be an object of shmacc.optim's SGD, .* but was <class"),
+    (optim.SGD(0.1, constraint=optim.Clip(-1e300, 1)), "low must be at least -3.4e"),
+    (optim.SGD(0.1, constraint=optim.Clip(-1, 1e300)), "high must be at most 3.4e"),
+], ids=repr)  # fmt: skip
+def test_a_value_that_is_no_optimizer_of_an_array_is_refused(wrong: Any, why: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=why):
+        Parameters({"w": np.ones((2, 2), np.float32)}, optimizer=wrong)
+
+
+@pytest.mark.parametrize("constraint", [optim.UnitNorm(), optim.MaxNorm(1.0)], ids=repr)
+@pytest.mark.parametrize("one", [np.ones(3), np.float32(1), TableSpec(())], ids=repr)
+def test_a_norm_of_rows_of_one_number_is_refused(constraint: optim.Constraint, one: Any) -> None:
+    contents = {"rows": np.ones((3, 2)), "one": one}
+    optimizer = optim.SGD(0.1, constraint=constraint)
+    with pytest.raises(errors.InvalidArgumentError, match="two dimensions or more, but 'one' has"):
+        Parameters(contents, "refused", optimizer=optimizer)
+    Parameters(contents, "refused", optimizer={"rows": optimizer}, unlink_on_close=True).close()
 
 
 def test_bad_numbers_are_refused() -> None:
@@ -136,7 +226,6 @@ def test_bad_numbers_are_refused() -> None:
         (optim.Adam, {"beta_1": 1}, "beta_1 must be between 0 and 1"),
         (optim.AdamW, {"weight_decay": -1}, "weight_decay must not be negative"),
         (optim.Adam, {"as_torch": 1}, "as_torch must be True or False"),
-        (optim.Adagrad, {"rowwise": True, "weight_decay": 1}, "rowwise Adagrad has no weight"),
         (optim.Ftrl, {"learning_rate": 0}, "learning_rate must be positive"),
         (optim.Ftrl, {"learning_rate_power": 0.5}, "learning_rate_power must not be positive"),
         (optim.Ftrl, {"l1": -1}, "l1 must not be negative"),
@@ -148,15 +237,12 @@ def test_bad_numbers_are_refused() -> None:
 
 @pytest.mark.parametrize(("dtype", "rate"), [("float32", 1e-39), ("float64", 1e-310)])
 def test_ftrl_refuses_a_rate_by_which_it_cannot_divide(dtype: str, rate: float) -> None:
-    """In the dtype of the arrays that are updated."""
+    """The division is in the dtype of the updated arrays."""
     contents = {"a": np.ones(2, dtype), "b": np.ones(2, dtype)}
     with pytest.raises(errors.InvalidArgumentError, match=r"learning_rate .* Ftrl, and at least"):
         Parameters(contents, optimizer=optim.Ftrl(rate))
     by = {"a": optim.SGD(1.0), "b": optim.Ftrl(1.0)}
-    with (
-        Parameters(contents, optimizer=by) as params,
-        AccumulatorGroup(params.member_specs()) as group,
-    ):
+    with training(contents, by) as (params, group):
         group.apply({"a": contents["a"], "b": contents["b"]}, 0)
         with group.round(1) as taken:
             for bad in (rate, 0.0):

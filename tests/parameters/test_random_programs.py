@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers import numpy_initial
-from helpers.numpy_optimizers import ALL, Reference
+from helpers.numpy_optimizers import ALL, OF_ROWS, Reference, by_name
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -81,7 +81,7 @@ class Programs(RuleBasedStateMachine):
         self.saved: tuple[Any, ...] | None = None
 
     @initialize(
-        optimizers=st.tuples(st.sampled_from(ALL), st.sampled_from(ALL), st.sampled_from(ALL)),
+        optimizers=st.tuples(*3 * [st.sampled_from([*ALL, *OF_ROWS])]),
         dtype=st.sampled_from(["float32", "float64"]),
         row_shape=st.sampled_from([(3,), (), (2, 2), (16,)]),
         initial=st.sampled_from(
@@ -106,7 +106,10 @@ class Programs(RuleBasedStateMachine):
             "vector": random.standard_normal(SIZE).astype(dtype),
         }
         contents = {**arrays, "table": self.spec}
-        by = dict(zip(contents, optimizers, strict=True))
+        by = {
+            name: by_name(optimizer, contents)[name]
+            for name, optimizer in zip(contents, optimizers, strict=True)
+        }
         self.params = Parameters(contents, "params", optimizer=by, unlink_on_close=True)
         specs = self.params.member_specs(sparse=["rows"])
         self.group = AccumulatorGroup(
@@ -122,7 +125,7 @@ class Programs(RuleBasedStateMachine):
             self.params.close()
             self.folder.cleanup()
 
-    # What is done
+    # Operations
 
     @rule(given=ids, indices=rows, number=numbers, has=st.sets(st.sampled_from("rvt"), min_size=1))
     @precondition(lambda self: not self.is_in)
@@ -285,7 +288,7 @@ class Programs(RuleBasedStateMachine):
         with Parameters.attach("params") as other:
             self._compare(other)
 
-    # What is then there
+    # Observations
 
     @property
     def _path(self) -> Path:

@@ -13,25 +13,24 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.apart import run_apart
+from helpers.numpy_optimizers import by_name
 from helpers.support import LONG
 
 import shmacc
 from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim
+from shmacc._base import layout
 from shmacc._base.lineage import Lineage
 from shmacc._parameters import copies
 from shmacc._parameters.change_checks import Asked
 
 OPTIMIZERS: Final = [
-    optim.SGD(0.1),
-    optim.SGD(0.1, momentum=0.9, nesterov=True),
-    optim.Adagrad(0.1),
-    optim.Adagrad(0.1, rowwise=True),
-    optim.RMSprop(0.1, momentum=0.5),
-    optim.Adam(0.1),
-    optim.Adam(0.1, as_torch=True),
-    optim.AdamW(0.1),
-    optim.Ftrl(0.1),
-]
+    optim.SGD(0.1), optim.SGD(0.1, momentum=0.9, nesterov=True), optim.Adagrad(0.1),
+    optim.Adagrad(0.1, rowwise=True, weight_decay=0.01), optim.RMSprop(0.1, momentum=0.5),
+    optim.Adam(0.1), optim.Adam(0.1, as_torch=True), optim.AdamW(0.1), optim.Ftrl(0.1),
+    optim.SGD(0.1, constraint=optim.UnitNorm()), optim.Adam(0.1, constraint=optim.MaxNorm(1.5)),
+    optim.AdamW(0.1, constraint=optim.NonNeg()),
+    optim.Adagrad(0.1, constraint=optim.Clip(-0.5, 0.5)),
+]  # fmt: skip
 FIRST: Final = Lineage(5, 0, 99)
 _TABLE: Final = TableSpec((3,), initial=init.Normal(0, 1, seed=4))
 _CONTENTS: Final = {
@@ -72,7 +71,8 @@ class Copies:
 
     def add(self) -> Parameters:
         """Return another copy, which has nothing yet."""
-        made = self._stack.enter_context(Parameters(_CONTENTS, optimizer=self._optimizer))
+        optimizers = by_name(self._optimizer, _CONTENTS)
+        made = self._stack.enter_context(Parameters(_CONTENTS, optimizer=optimizers))
         self.all.append(made)
         return made
 
@@ -101,14 +101,17 @@ def _stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_every_optimizer_is_among_these() -> None:
-    assert {type(each).__name__ for each in OPTIMIZERS} == set(optim.__all__) - {"Optimizer"}
+def test_every_optimizer_is_tried() -> None:
+    assert {type(each) for each in OPTIMIZERS} == set(optim.KINDS)
+    constraints = {type(each.constraint).__name__ for each in OPTIMIZERS if each.constraint}
+    assert constraints == set(layout.CONSTRAINTS)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-def test_the_bits_of_an_update_in_a_round(stack: ExitStack, optimizer: optim.Optimizer) -> None:
+def test_rounds_and_copies_give_equal_bits(stack: ExitStack, optimizer: optim.Optimizer) -> None:
     these = Copies(stack, optimizer)
-    params = stack.enter_context(Parameters(_CONTENTS, optimizer=optimizer))
+    optimizers = by_name(optimizer, _CONTENTS)
+    params = stack.enter_context(Parameters(_CONTENTS, optimizer=optimizers))
     group = stack.enter_context(AccumulatorGroup({"count": shmacc.TensorSpec((), "float32")}))
     for number in range(6):
         asked = updates_of(number)
@@ -141,7 +144,7 @@ def test_an_update_is_made_once_and_at_its_parent_only(stack: ExitStack) -> None
     assert copies.make(params, later, (6, 1), lineage)[0]
 
 
-def test_another_state_is_taken_whatever_the_copy_has(stack: ExitStack) -> None:
+def test_a_copy_is_replaced_by_any_state_whatever_it_holds(stack: ExitStack) -> None:
     these = Copies(stack, optim.Adagrad(0.1))
     one, other = these.all
     update = copies.prepare(one, {}, 0, updates_of(0))
@@ -161,18 +164,13 @@ def test_another_state_is_taken_whatever_the_copy_has(stack: ExitStack) -> None:
         copies.replace(other, {}, Lineage(9, 9), 14)
 
 
-@pytest.mark.parametrize(
-    ("name", "like", "gradient"),
-    [
-        ("rows", np.zeros((9, 5), np.float32), ([8], np.ones((1, 5)))),
-        ("rows", np.zeros((8, 4), np.float32), ([3], np.ones((1, 4)))),
-        ("rows", np.zeros((8, 6), np.float32), ([3], np.ones((1, 6)))),
-        ("one", np.zeros(6), np.ones(6)),
-        ("one", np.zeros(8), np.ones(8)),
-        ("table", TableSpec((2,)), ([3], np.ones((1, 2)))),
-    ],
-    ids=["more rows", "narrower", "wider", "smaller", "larger", "a table's row"],
-)
+@pytest.mark.parametrize(("name", "like", "gradient"), [
+    ("rows", np.zeros((9, 5), np.float32), ([8], np.ones((1, 5)))),
+    ("rows", np.zeros((8, 4), np.float32), ([3], np.ones((1, 4)))),
+    ("rows", np.zeros((8, 6), np.float32), ([3], np.ones((1, 6)))),
+    ("one", np.zeros(6), np.ones(6)), ("one", np.zeros(8), np.ones(8)),
+    ("table", TableSpec((2,)), ([3], np.ones((1, 2)))),
+], ids=["more rows", "narrower", "wider", "smaller", "larger", "a table's row"])  # fmt: skip
 @pytest.mark.parametrize("as_values", [False, True], ids=["gradient", "contents"])
 def test_an_update_of_other_parameters_is_refused(
     stack: ExitStack, name: str, like: Any, gradient: Any, *, as_values: bool
@@ -189,7 +187,7 @@ def test_an_update_of_other_parameters_is_refused(
 
 
 @pytest.mark.parametrize("how", ["update", "skip", "restore"])
-def test_whatever_else_changes_a_copy_takes_its_name_away(stack: ExitStack, how: str) -> None:
+def test_any_other_change_makes_a_copy_lose_its_lineage(stack: ExitStack, how: str) -> None:
     these = Copies(stack, optim.SGD(0.5), 1)
     params = these.all[0]
     these.update(updates_of(0))
@@ -224,24 +222,21 @@ def test_the_digest_shows_a_copy_that_differs(stack: ExitStack) -> None:
     assert one != other
 
 
-def test_all_that_an_update_changes_is_in_the_digest(stack: ExitStack) -> None:
+def test_the_digest_covers_everything_that_an_update_changes(stack: ExitStack) -> None:
     these = Copies(stack, optim.Adam(0.5), 1)
     zeros = {"rows": ([1, 2], np.zeros((2, 5), np.float32)), "one": np.zeros(7)}
     table = (np.array([1, 2]), np.zeros((2, 3)))
     found = set()
     state = these.all[0].state()
     for asked in (
-        Asked(),
-        Asked(gradients=zeros),
-        Asked(gradients={"rows": ([1, 3], np.zeros((2, 5)))}),
-        Asked(values=zeros),
-        Asked(values={"one": np.full(7, -0.0)}),
-        Asked(gradients={"table": table}),
+        Asked(), Asked(gradients=zeros),
+        Asked(gradients={"rows": ([1, 3], np.zeros((2, 5)))}), Asked(values=zeros),
+        Asked(values={"one": np.full(7, -0.0)}), Asked(gradients={"table": table}),
         Asked(values={"table": table}),
         Asked(values={"table": (np.array([1, 3]), table[1])}),
         Asked(values={"table": table}, remove={"table": [1]}),
         Asked(values={"table": table}, remove={"table": [2]}),
-    ):
+    ):  # fmt: skip
         copies.replace(these.all[0], state, FIRST, 0)
         these.lineage = FIRST
         found |= these.update(asked)
@@ -260,7 +255,7 @@ def test_each_nan_counts_as_the_same_number_in_the_digest(stack: ExitStack) -> N
     assert len(found) == 1
 
 
-def test_corrections_of_the_bias_are_those_that_come(stack: ExitStack) -> None:
+def test_an_update_uses_the_bias_corrections_that_it_is_given(stack: ExitStack) -> None:
     these = Copies(stack, optim.Adam(0.5))
     update = copies.prepare(these.all[0], {}, 0, Asked(gradients={"one": np.ones(7)}))
     (change,) = update.changes
@@ -287,7 +282,7 @@ for contents, optimizer, state, first, updates in pickle.load(sys.stdin.buffer):
 """
 
 
-def test_a_processor_without_fma_makes_no_difference(stack: ExitStack) -> None:
+def test_a_processor_without_fma_gives_the_same_bits(stack: ExitStack) -> None:
     """The C library raises to powers in another way there."""
     told, digests = [], []
     for optimizer in OPTIMIZERS:
@@ -297,7 +292,7 @@ def test_a_processor_without_fma_makes_no_difference(stack: ExitStack) -> None:
             step = these.all[0].step
             updates.append(copies.prepare(these.all[0], {}, step, updates_of(number)))
             these.update(updates_of(number))
-        told.append((_CONTENTS, optimizer, state, tuple(FIRST), updates))
+        told.append((_CONTENTS, by_name(optimizer, _CONTENTS), state, tuple(FIRST), updates))
         digests.append(str(these.lineage.digest))
     replayed = subprocess.run(
         [sys.executable, "-P", "-c", _REPLAY],
@@ -345,7 +340,7 @@ def _in_other_ways(bits: str) -> tuple[list[bytes], list[float]]:
 
 
 @pytest.mark.skipif(platform.machine() not in _CONTROL, reason="which bits is not known")
-def test_what_a_library_has_set_for_numbers_does_not_matter() -> None:
+def test_floating_point_modes_set_by_a_library_change_no_bit() -> None:
     states, seen = run_apart(_in_other_ways, "")
     assert seen == [0, 1e-310]
     for bits in ("up", "flush"):

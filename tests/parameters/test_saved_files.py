@@ -71,9 +71,7 @@ def test_a_replaced_files_mode_stays(params: Parameters, path: Path, mode: int) 
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0, 0o666)])
-def test_a_new_file_has_the_umasks_mode(
-    params: Parameters, path: Path, mask: int, mode: int
-) -> None:
+def test_a_new_file_obeys_the_umask(params: Parameters, path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)
     try:
         shmacc.save(path, {"params": params})
@@ -109,7 +107,7 @@ def test_permissions_of_a_group_are_not_given_to_another_group() -> None:
             assert process.result() == (1234, 0o604)
 
 
-def test_a_file_is_flushed_when_it_has_a_name(
+def test_a_saved_file_is_flushed_after_it_is_named_and_before_it_replaces_another(
     params: Parameters, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On btrfs nothing flushes a file without a name; it must be flushed before it replaces one."""
@@ -133,9 +131,7 @@ def test_a_file_is_flushed_when_it_has_a_name(
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_symbolic_link_stays_and_is_followed(
-    params: Parameters, path: Path, *, there: bool
-) -> None:
+def test_a_symlink_stays_and_is_followed(params: Parameters, path: Path, *, there: bool) -> None:
     elsewhere = path.parent / "elsewhere"
     elsewhere.mkdir()
     real = elsewhere / "real.npz"
@@ -148,7 +144,7 @@ def test_a_symbolic_link_stays_and_is_followed(
     assert [each.name for each in elsewhere.iterdir()] == ["real.npz"]
 
 
-# Not a device of the system's: a save that replaced it would break the machine.
+# None is a device of the system: a save that replaced one would break the machine.
 def no_files(directory: Path) -> Iterator[tuple[Path, int]]:
     """Paths that are no files, and their kinds."""
     pipe, link = directory / "pipe", directory / "link"
@@ -197,9 +193,7 @@ def test_an_interruption_anywhere_leaves_nothing(params: Parameters, path: Path)
     assert number > 20
 
 
-def test_another_programs_lock_of_the_directory_stops_no_save(
-    params: Parameters, path: Path
-) -> None:
+def test_another_programs_lock_on_the_folder_stops_no_save(params: Parameters, path: Path) -> None:
     """Programs lock it to keep systemd-tmpfiles from cleaning up."""
     lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -217,8 +211,7 @@ def _stop_at(step: str, path: Path, name: str, *, pipe: Pipe) -> None:
         def stopped(*args: Any, **how: Any) -> Any:
             if after:
                 call(*args, **how)
-            pipe.say("at it")
-            pipe.hear()
+            pipe.turn("at it")
 
         return stopped
 
@@ -243,8 +236,7 @@ def test_a_killed_save_leaves_no_other_file(
     if existing:
         shmacc.save(path, {"params": params})
     before = path.read_bytes() if existing else None
-    with Apart(_stop_at, step, path, "params") as process:
-        process.hear()
+    with Apart(_stop_at, step, path, "params").ready() as process:
         process.kill()
     assert (path.read_bytes() if path.exists() else None) == before
     if step != "replace":  # between two calls: until the next save
@@ -273,7 +265,7 @@ def test_processes_that_save_at_once_all_succeed(params: Parameters, tmp_path: P
 def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
     params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Such as one that is mounted by itself in a container."""
+    """For example, a container may mount a single file."""
     path = tmp_path / "checkpoint.npz"
     shmacc.save(path, {"params": params})
 

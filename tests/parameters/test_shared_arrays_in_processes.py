@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from helpers import interpreter
 from helpers.apart import Apart, Pipe, run_apart
-from helpers.inspect_tool import run
 from helpers.support import LONG
 
-import shmacc
 from shmacc import ConditionalAccumulator, SharedArrays, TensorSpec, errors, inspection, testing
 
 pytestmark = pytest.mark.threads
 
-# What is collected unclosed on purpose.
+# Some tests leave arrays unclosed on purpose.
 unclosed = pytest.mark.filterwarnings("ignore:unclosed SharedArrays:ResourceWarning")
 
 NAME: Final = "params"
@@ -61,29 +59,24 @@ def test_a_forked_child_shares_the_arrays_and_counts_as_a_process() -> None:
 def hold_an_array(*, pipe: Pipe) -> None:
     """Keep one array only, then nothing."""
     array = SharedArrays.attach(NAME)["emb"]
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
     del array
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
 
 
 @unclosed
 def test_an_array_alone_keeps_the_process_attached(namespace: str) -> None:
     make().close()
-    with Apart(hold_an_array) as process:
-        process.hear()
+    with Apart(hold_an_array).ready() as process:
         gc.collect()
         assert inspection.describe(NAME).stats.attached == 1
         assert inspection.leftovers(namespace=namespace) == ()
         with pytest.raises(errors.FailedPreconditionError, match=f"pid {process.pid}"):
             inspection.remove(NAME)
-        process.say()
-        process.hear()
+        process.turn()
         (leftover,) = inspection.leftovers(namespace=namespace)
         assert inspection.clean(leftover)
-        process.say()
-        process.result()
+        process.finish()
 
 
 def mapped_kib() -> int:
@@ -115,8 +108,8 @@ def test_the_memory_is_freed_with_the_last_array() -> None:
     assert mapped_kib() == before
 
 
-def test_a_close_while_other_threads_get_arrays() -> None:
-    """They get a whole array, which stays valid, or the error."""
+def test_a_close_gives_other_threads_a_whole_array_or_the_error() -> None:
+    """The threads get a whole array, which stays valid, or the error."""
 
     def get(params: SharedArrays) -> None:
         while int(params["a"].sum()) == 1 << 16:
@@ -152,26 +145,6 @@ def test_arrays_outlive_the_descriptor() -> None:
     assert interpreter.run(script) == (0, "6.0", "")
 
 
-def test_inspection_shows_shared_arrays(namespace: str) -> None:
-    with make(), SharedArrays({"flags": np.ones(3, bool)}, "flags", unlink_on_close=True):
-        of_flags, found = inspection.list_segments(namespace=namespace)
-        assert (found.name.shared_name, found.kind, found.attached_alive) == (NAME, "arrays", 1)
-        assert found.bytes_reserved >= TABLE.nbytes
-        # The first one's dtype is one that accumulators do not have.
-        assert (of_flags.kind, of_flags.dtype, of_flags.shape) == ("arrays", "bool", (3,))
-        assert inspection.check(NAME) == inspection.check("flags") == ()
-        shown = run("show", NAME)
-        assert (shown.returncode, "arrays" in shown.stdout) == (0, True), shown.stderr
-        for refusal in (inspection.cancel, inspection.summarise_values):
-            with pytest.raises(errors.InvalidArgumentError, match="shared arrays"):
-                refusal(NAME)
-        assert run("clean", "--yes").returncode == 0
-        SharedArrays.attach(NAME).close()
-    assert run("clean", "--yes").returncode == 0
-    with pytest.raises(errors.NotFoundError):
-        shmacc.attach(NAME)
-
-
 def work(steps: int) -> list[float]:
     """Apply the parameters that were read, as gradients."""
     read = []
@@ -196,7 +169,7 @@ def test_parameters_are_read_and_written_in_rounds_without_a_lock() -> None:
     ):
         for step in range(steps):
             with acc.round(2, timeout=LONG) as taken:
-                # Both were computed from all of what there was before this block, and the same.
+                # Both gradients were computed from the same, whole parameters of before this block.
                 assert np.all(taken.value == 2 * params["w"])
                 params["w"][:] = step + 2
         assert one.result() == other.result() == [float(step + 1) for step in range(steps)]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from helpers import numpy_initial
 from helpers.apart import run_apart
-from helpers.support import state_of
+from helpers.support import state_of, update_once
+from helpers.training import training
 
 import shmacc
 from shmacc import (
@@ -45,9 +46,7 @@ def _group(params: Parameters) -> Iterator[AccumulatorGroup]:
 def train(params: Parameters, group: AccumulatorGroup, ids: Any = IDS, **update: Any) -> None:
     """Make an update from one gradient."""
     given = {"user": (ids, np.ones((len(ids), 3), np.float32))}
-    assert group.apply(given, group.global_step)
-    with group.round(1) as taken:
-        assert params.update(taken, **update)
+    assert update_once(params, group, given, **update)
 
 
 def test_missing_ids_have_their_initial_rows(params: Parameters) -> None:
@@ -81,9 +80,7 @@ def test_rows_are_made_by_the_update(params: Parameters, group: AccumulatorGroup
     assert "user" in repr(table)
 
 
-def test_each_row_has_the_step_of_its_last_update(
-    params: Parameters, group: AccumulatorGroup
-) -> None:
+def test_each_row_has_its_last_updates_step(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group)
     train(params, group, np.array([5, 6]))
     table = params["user"]
@@ -110,10 +107,7 @@ def test_a_removed_id_starts_again(params: Parameters, group: AccumulatorGroup) 
 
 def _there_after(**update: Any) -> list[int]:
     """The ids after an update by a gradient of 1 and 100; id n was last updated at step n."""
-    with (
-        Parameters({"user": SPEC}, optimizer=optim.SGD(1.0)) as params,
-        AccumulatorGroup(params.member_specs()) as group,
-    ):
+    with training({"user": SPEC}, optim.SGD(1.0)) as (params, group):
         for step in range(6):
             train(params, group, np.array([step]), remove={"user": [3]})
         train(params, group, np.array([1, 100]), **update)
@@ -125,7 +119,7 @@ def _there_after(**update: Any) -> list[int]:
     ("age", "left"), [(0, []), (1, [5]), (2, [4, 5]), (5, [2, 4, 5]), (6, [0, 2, 4, 5])]
 )
 def test_old_rows_are_forgotten(age: int, left: list[int]) -> None:
-    """But not those of the round or the call, even if their gradient is replaced."""
+    """Rows of the round or the call stay, even if their gradient is replaced."""
     forget = {"user": np.int64(age)}
     assert _there_after(forget=forget) == sorted([1, *left, 100])
     given = {"user": ([0, 1], np.ones((2, 3), np.float32))}
@@ -141,9 +135,7 @@ def test_an_update_may_forget_and_remove() -> None:
     assert _there_after(forget={}, remove=None) == [0, 1, 2, 4, 5, 100]
 
 
-def test_the_rounds_rows_are_kept_if_the_chief_leaves_them_out(
-    params: Parameters, group: AccumulatorGroup
-) -> None:
+def test_rows_that_the_chief_omits_are_kept(params: Parameters, group: AccumulatorGroup) -> None:
     for step, ids in enumerate((IDS, IDS[:1])):
         group.apply({"user": (ids, np.ones((len(ids), 3), np.float32))}, step)
         with group.round(1) as taken:
@@ -153,10 +145,7 @@ def test_the_rounds_rows_are_kept_if_the_chief_leaves_them_out(
 
 
 def test_a_forgotten_row_makes_room_in_a_full_table() -> None:
-    with (
-        Parameters({"user": TableSpec((3,), max_rows=2)}, optimizer=optim.SGD(1.0)) as params,
-        AccumulatorGroup(params.member_specs()) as group,
-    ):
+    with training({"user": TableSpec((3,), max_rows=2)}, optim.SGD(1.0)) as (params, group):
         train(params, group, np.array([1]))
         train(params, group, np.array([2]))
         with pytest.raises(errors.ResourceExhaustedError, match=r"\(remove=, forget=\)"):
@@ -266,10 +255,7 @@ def test_bad_updates_are_refused(params: Parameters, group: AccumulatorGroup) ->
 
 
 def test_a_table_without_an_optimizer_is_changed_by_values_only() -> None:
-    with (
-        Parameters({"user": SPEC}, "params", unlink_on_close=True) as params,
-        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
-    ):
+    with training({"user": SPEC}, None, ("params", "group")) as (params, group):
         with pytest.raises(errors.InvalidArgumentError, match="Table 'user' has no optimizer"):
             train(params, group)
         with group.round(1) as taken:
@@ -279,10 +265,7 @@ def test_a_table_without_an_optimizer_is_changed_by_values_only() -> None:
 
 
 def test_a_full_table_refuses_new_rows() -> None:
-    with (
-        Parameters({"user": TableSpec((3,), max_rows=2)}, optimizer=optim.SGD(1)) as params,
-        AccumulatorGroup(params.member_specs()) as group,
-    ):
+    with training({"user": TableSpec((3,), max_rows=2)}, optim.SGD(1)) as (params, group):
         train(params, group, np.array([1, 2]))
         group.apply({"user": (np.array([2, 3]), np.ones((2, 3), np.float32))}, 1)
         before = params["user"][[1, 2, 3]].tobytes()
@@ -301,9 +284,7 @@ def test_a_full_table_refuses_new_rows() -> None:
             params.restore(state)
 
 
-def test_a_state_does_not_depend_on_the_order_of_rows(
-    params: Parameters, group: AccumulatorGroup
-) -> None:
+def test_a_state_is_independent_of_row_order(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group, np.array([1, 2]))
     train(params, group, np.array([1, 2]), remove={"user": [1]})
     train(params, group, np.array([3]))
@@ -340,24 +321,6 @@ def test_states_that_do_not_fit_are_refused(params: Parameters, group: Accumulat
     assert state_of(params) == {name: array.tobytes() for name, array in state.items()}
 
 
-def test_differences_from_existing_parameters_are_named(params: Parameters) -> None:
-    fc = np.zeros((3, 2), np.float32)
-    for spec, what in {
-        TableSpec((4,), initial=SPEC.initial): r"row_shape of table 'user' \(3,\), but \(4,\)",
-        TableSpec((3,), "float64", initial=SPEC.initial): "dtype of table 'user' float32",
-        TableSpec((3,)): r"initial of table 'user' Uniform\(.*\), but Constant",
-        TableSpec((3,), initial=SPEC.initial, max_rows=3): "max_rows of table 'user' None, but 3",
-    }.items():
-        with pytest.raises(errors.InvalidArgumentError, match=what):
-            Parameters({"user": spec, "fc": fc}, "params", optimizer=optim.Adagrad(0.5))
-    with pytest.raises(errors.InvalidArgumentError, match=r"'user' table of .*, but float64"):
-        Parameters({"user": np.zeros(3), "fc": fc}, "params", optimizer=optim.Adagrad(0.5))
-    with pytest.raises(errors.InvalidArgumentError, match="optimizer of table 'user' Adagrad"):
-        Parameters({"user": SPEC, "fc": fc}, "params", optimizer=optim.SGD(0.5))
-    Parameters({"user": SPEC, "fc": fc}, "params", optimizer=optim.Adagrad(0.5)).close()
-    assert "user" in params
-
-
 def test_other_processes_read_the_same_rows(params: Parameters, group: AccumulatorGroup) -> None:
     def read(pickled: bytes) -> list[Any]:
         with Parameters.attach("params") as attached:
@@ -385,16 +348,15 @@ def test_shared_arrays_have_no_tables(params: Parameters) -> None:
         SharedArrays({"user": params["user"]}, "arrays")
 
 
-def test_a_single_accumulator_may_have_the_gradient() -> None:
+def test_a_sparse_accumulator_may_have_a_tables_gradient() -> None:
     with (
         Parameters({"t": SPEC}, "params", optimizer=optim.SGD(1), unlink_on_close=True) as params,
-        SparseConditionalAccumulator("f4", (None, 3), "sparse") as acc,
+        SparseConditionalAccumulator("f4", (None, 3), "sparse", unlink_on_close=True) as acc,
     ):
         acc.apply_grad([4], np.ones((1, 3)), local_step=0)
         with acc.round(1) as taken:
             assert params.update(taken, remove={"t": [5]})
         assert params["t"].ids().tolist() == [4]
-        acc.unlink()
 
 
 def test_tables_of_closed_parameters_raise() -> None:
@@ -433,14 +395,9 @@ def test_specs_are_frozen_and_comparable() -> None:
 @pytest.mark.parametrize("optimizer", [optim.Adam(0.1), optim.Adagrad(0.1, rowwise=True)])
 def test_a_row_may_be_a_number_or_empty(optimizer: optim.Optimizer) -> None:
     contents = {"number": TableSpec((), "float64"), "empty": TableSpec((0,))}
-    with (
-        Parameters(contents, "params", optimizer=optimizer, unlink_on_close=True) as params,
-        AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as group,
-    ):
-        ids = np.array([4, 5])
-        group.apply({"number": (ids, np.ones(2)), "empty": (ids, np.ones((2, 0), "f4"))}, 0)
-        with group.round(1) as taken:
-            params.update(taken)
+    with training(contents, optimizer, ("params", "group")) as (params, group):
+        rows = {"number": ([4, 5], np.ones(2)), "empty": ([4, 5], np.ones((2, 0), "f4"))}
+        update_once(params, group, rows)
         assert params["number"][5].shape == ()
         assert params["number"][[5, 6]].shape == (2,)
         assert params["number"][6] == 0 != params["number"][5]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -13,8 +12,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers import run_roles
+from helpers.guest import Guest, Guests, every_start_method
 from helpers.run_roles import WORKERS, is_gone
-from helpers.support import LONG, START_METHODS, until
+from helpers.support import run_to_end, until
 
 import shmacc
 from shmacc import errors, testing
@@ -58,21 +58,6 @@ def test_each_gradient_counts_once_whichever_process_is_killed(
     assert _restarts(caplog, "worker") > 0
 
 
-@pytest.mark.parametrize("role", ["chief", "worker 1"])
-def test_too_many_kills_end_the_run(role: str, caplog: pytest.LogCaptureFixture) -> None:
-    calls: Any = (
-        (run_roles.fail_in_chief, run_roles.sleep)
-        if role == "chief"
-        else (run_roles.sleep, run_roles.fail_in_worker)
-    )
-    with pytest.raises(
-        errors.WorkerDiedError,
-        match=rf"{role} \(pid \d+\) was killed by SIGKILL; it has ended 3 times within 60 s",
-    ):
-        shmacc.run(*calls, workers=2, args=("kill",), restarts=2, context="fork")
-    assert _restarts(caplog, role) == 2
-
-
 def test_old_kills_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shmacc._run.children._PERIOD", 0.0)
     calls = str(tmp_path / "calls")
@@ -84,148 +69,90 @@ def test_old_kills_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
 
 
-def test_workers_that_do_not_end_are_ended_after_the_grace(tmp_path: Path) -> None:
-    assert shmacc.run(
-        run_roles.collected,
-        _note_and_stay,
-        workers=WORKERS,
-        args=(str(tmp_path),),
-        context="fork",
-        grace=0.2,
-    ).keys() == {"0", "1", "2"}
-    for path in tmp_path.glob("[0-9]"):
-        assert is_gone(int(path.read_text()))
-
-
-def _note_and_stay(rank: int, folder: str) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run_roles.note(rank, folder, str(os.getpid()))
-    run_roles.sleep()
-
-
-_PROGRAM: Final = """
-    import os, signal, sys
-    from pathlib import Path
-    import shmacc
-    from helpers import run_roles
-
-    folder = Path(sys.argv[1])
-
-    def note(role):
+# The second time it ends at once.
+NAMED: Final = """
+    def stay(role):
         shmacc.ConditionalAccumulator("f4", (), role)
-        (folder / f".{role}").write_text(str(os.getpid()))
-        os.replace(folder / f".{role}", folder / role)
-
-    def work(rank):
-        note(f"worker{rank}")
-        if (folder / "second").exists():
-            return
-        if "deaf" in sys.argv:
+        if DEAF and role != "chief":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            (folder / f"deaf{rank}").touch()
+        mark(role, os.getpid())
         try:
-            run_roles.sleep()
+            has_marked("second") or time.sleep(600)
         except KeyboardInterrupt:
-            with (folder / f"interrupts{rank}").open("a") as file:
+            with open(os.environ["GUEST_FOLDER"] + f"/interrupts of {role}", "a") as file:
                 file.write("x")
             raise
-
-    def lead():
-        note("chief")
-        if (folder / "second").exists():
-            return
-        run_roles.sleep()
-
-    if __name__ == "__main__":
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
-        try:
-            name = None if "unnamed" in sys.argv else "named"
-            shmacc.run(lead, work, workers=2, context=sys.argv[2], name=name, grace=30)
-        except KeyboardInterrupt:
-            sys.exit(130)
+    def work(rank): stay(f"worker{rank}")
+    def lead(): stay("chief")
 """
 ROLES: Final = ("chief", "worker0", "worker1")
 
 
-class _Started:
-    """The program, and the pids that its children wrote down."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.folder = folder
-        path = folder / "program.py"
-        path.write_text(textwrap.dedent(_PROGRAM))
-        tests = str(Path(__file__).parents[1])
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(path), str(folder), *arguments],
-            env=os.environ | {"PYTHONPATH": tests},
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        until(lambda: all((folder / role).exists() for role in ROLES))
-        self.pids = [int((folder / role).read_text()) for role in ROLES]
-
-    def has_ended(self, status: int) -> None:
-        assert self.process.wait(LONG) == status
-        for pid in self.pids:
-            until(lambda pid=pid: is_gone(pid))  # type: ignore[misc]
+def _named(guest: Guests, way: str = "fork", *, deaf: bool = False) -> Guest:
+    """Start a run with a name; wait until all its processes are there."""
+    program = guest(
+        f"\n    DEAF = {deaf}\n{NAMED}",
+        """
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
+        try:
+            shmacc.run(lead, work, workers=2, context=WAY, name="named", grace=30)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        """,
+        way=way,
+    )
+    for role in ROLES:
+        program.marked(role)
+    return program
 
 
 @pytest.fixture
-def folder(tmp_path: Path, namespace: str) -> Iterator[Path]:
-    """A folder for the program, which at the end is run again, and must go on and end."""
-    yield tmp_path
+def goes_on(guest: Guests, namespace: str) -> Iterator[None]:
+    """After the test, call the run again: it must go on and end."""
+    yield
     left = testing.leaked_names(namespace + ".named")
-    assert {name.rsplit(":", 1)[1] for name in left if name.startswith("shmacc")} == set(ROLES)
-    (tmp_path / "second").touch()
-    _Started(tmp_path, "fork").has_ended(0)
-    assert testing.leaked_names(namespace + ".named") == ()
+    stays = {name.rsplit(":", 1)[1] for name in left if name.startswith("shmacc")}
+    assert stays == {*ROLES, "%run"}
+    (guest.folder / "second").touch()
+    _named(guest).ends()
 
 
-@pytest.mark.parametrize("context", START_METHODS)
-def test_children_end_with_a_killed_parent(context: str, folder: Path) -> None:
-    started = _Started(folder, context)
-    started.process.kill()
-    started.has_ended(-signal.SIGKILL)
+@pytest.mark.usefixtures("goes_on")
+@every_start_method
+def test_children_end_with_a_killed_parent(way: str, guest: Guests) -> None:
+    program = _named(guest, way)
+    program.process.kill()
+    program.ends(-signal.SIGKILL, names_stay=True)
 
 
-@pytest.mark.parametrize("context", START_METHODS)
-def test_names_of_an_unnamed_run_go_with_its_parent(
-    context: str, tmp_path: Path, namespace: str
-) -> None:
-    started = _Started(tmp_path, context, "unnamed")
-    assert f".{namespace}.run-{started.process.pid}-" in "".join(testing.leaked_names())
-    started.process.kill()
-    started.has_ended(-signal.SIGKILL)
-    until(lambda: f".{namespace}.run-" not in "".join(testing.leaked_names()))
-
-
+@pytest.mark.usefixtures("goes_on")
 @pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
-def test_ctrl_c_reaches_each_process_once(to_all: bool, folder: Path) -> None:
-    started = _Started(folder, "spawn")
-    (os.killpg if to_all else os.kill)(started.process.pid, signal.SIGINT)
-    started.has_ended(130)
-    for rank in range(2):
-        assert (folder / f"interrupts{rank}").read_text() == "x"
+def test_ctrl_c_reaches_each_process_once(to_all: bool, guest: Guests) -> None:
+    program = _named(guest, "spawn")
+    (os.killpg if to_all else os.kill)(program.process.pid, signal.SIGINT)
+    program.ends(130, names_stay=True)
+    for role in ROLES:
+        assert (guest.folder / f"interrupts of {role}").read_text() == "x"
 
 
+@pytest.mark.usefixtures("goes_on")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_children_and_then_the_parent(
-    number: signal.Signals, folder: Path
-) -> None:
-    started = _Started(folder, "spawn")
-    started.process.send_signal(number)
-    started.has_ended(-number)
+def test_a_signal_ends_children_and_then_the_parent(number: signal.Signals, guest: Guests) -> None:
+    program = _named(guest, "spawn")
+    program.process.send_signal(number)
+    program.ends(-number, names_stay=True)
 
 
-def test_a_second_ctrl_c_kills(folder: Path) -> None:
-    started = _Started(folder, "fork", "deaf")
-    until(lambda: all((folder / f"deaf{rank}").exists() for rank in range(2)))
-    started.process.send_signal(signal.SIGINT)
-    until(lambda: is_gone(started.pids[0]))  # the chief is not deaf, so the signal was passed on
-    assert not is_gone(started.pids[1])
-    started.process.send_signal(signal.SIGINT)
-    started.has_ended(130)
+@pytest.mark.usefixtures("goes_on")
+def test_a_second_ctrl_c_kills(guest: Guests) -> None:
+    program = _named(guest, deaf=True)
+    chief, worker = (int(program.marked(role)) for role in ROLES[:2])
+    program.process.send_signal(signal.SIGINT)
+    until(lambda: is_gone(chief))  # the chief is not deaf, so the signal was passed on
+    assert not is_gone(worker)
+    program.process.send_signal(signal.SIGINT)
+    program.ends(130, names_stay=True)
 
 
 def test_a_handler_that_does_not_raise_is_followed_by_an_error() -> None:
@@ -287,16 +214,12 @@ def test_the_command_starts_a_killed_file_again(role: str, tmp_path: Path) -> No
         )
     )
     command = Path(sys.executable).with_name("shmacc-run")
-    ran = subprocess.run(
+    ran = run_to_end(
         [command, "--workers", "3", program, tmp_path / "journal", "9", role],
+        status=5,
         input="not for the children",
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
     )
-    assert ran.returncode == 5
     again, ended = ran.stderr.splitlines()
     assert again.startswith(f"shmacc-run: {role}")
     assert again.endswith("was killed by SIGKILL, and is started again (1 of 3)")

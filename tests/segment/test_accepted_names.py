@@ -1,4 +1,4 @@
-"""Which names are accepted, and which segment each leads to in a namespace."""
+"""The library accepts these names, and each leads to one segment in a namespace."""
 
 import contextlib
 import enum
@@ -36,14 +36,13 @@ def test_bad_names_are_refused(namespace: str) -> None:
 
 def test_good_names_are_accepted(namespace: str) -> None:
     for name in ("a", "A.b_c-9", ".", "..", "-", "x" * 200):
-        with ConditionalAccumulator(np.float32, shared_name=name) as acc:
+        with ConditionalAccumulator(np.float32, shared_name=name, unlink_on_close=True) as acc:
             assert acc.shared_name == name
             # Attributable: this library's, under its namespace, with the name in clear.
             files = [file.name for file in in_shared_memory(namespace)]
             assert all(file.startswith(("shmacc.", "sem.shmacc.")) for file in files)
             assert any(name in file for file in files)
             shmacc.attach(name).close()
-            acc.unlink()
         assert in_shared_memory(namespace) == []
 
 
@@ -107,7 +106,7 @@ NO_NAMES: Final = (
 
 
 @pytest.mark.parametrize("written", [*NO_NAMES.split(), "a b"])
-def test_a_file_whose_name_no_segment_has_is_ignored(written: str, namespace: str) -> None:
+def test_a_file_with_an_impossible_segment_name_is_ignored(written: str, namespace: str) -> None:
     for file_name in (
         f"shmacc.{namespace}:{written}",
         f"sem.shmacc.{namespace}:{written}.{'0' * 16}",
@@ -127,20 +126,8 @@ def test_a_file_whose_name_no_segment_has_is_ignored(written: str, namespace: st
 
 def test_each_name_has_its_own_file() -> None:
     alphabet = [
-        "a",
-        "A",
-        "%",
-        "4",
-        "1",
-        "~",
-        ":",
-        ".",
-        "é",
-        "e\u0301",
-        "\n",
-        "\U0001f600",
-        "\ud7ff",
-    ]
+        "a", "A", "%", "4", "1", "~", ":", ".", "é", "e\u0301", "\n", "\U0001f600", "\ud7ff",
+    ]  # fmt: skip
     texts = [
         "".join(letters) for length in (1, 2, 3) for letters in product(alphabet, repeat=length)
     ]
@@ -164,12 +151,11 @@ class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
 
 
 def test_a_name_may_be_a_member_of_an_enum_of_strings(namespace: str) -> None:
-    with ConditionalAccumulator(np.float32, shared_name=Name.MODEL) as acc:
+    with ConditionalAccumulator(np.float32, shared_name=Name.MODEL, unlink_on_close=True) as acc:
         assert type(acc.shared_name) is str
         assert f"shmacc.{namespace}:model" in [file.name for file in in_shared_memory(namespace)]
         shmacc.attach("model").close()
         shmacc.attach(Name.MODEL).close()
-        acc.unlink()
 
 
 def test_long_names_that_differ_at_their_end_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +193,8 @@ def test_bad_namespaces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             shmacc.attach("a")
 
 
-def test_namespace_is_read_when_a_name_is_opened(
-    namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ConditionalAccumulator(np.float32, shared_name="same") as here:
+def test_namespace_is_read_at_each_opening(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ConditionalAccumulator(np.float32, shared_name="same", unlink_on_close=True) as here:
         here.apply_grad(1.0)
         frozen = pickle.dumps(here)
         with monkeypatch.context() as patch:
@@ -223,4 +207,3 @@ def test_namespace_is_read_when_a_name_is_opened(
             # A pickled handle carries its whole system name.
             with pickle.loads(frozen) as again:
                 assert again.num_accumulated() == 1
-        here.unlink()

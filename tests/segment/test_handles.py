@@ -1,13 +1,12 @@
-"""Private and named handles: several in one process, pickled, closed."""
+"""Private and named handles work several in one process, pickled and closed."""
 
 import os
 import pickle
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.opening import KINDS, apply, in_shared_memory
+from helpers.opening import KINDS, USES, apply, in_shared_memory
 
 import shmacc
 from shmacc import errors
@@ -30,9 +29,7 @@ def test_private_segments_have_no_name(kind: Any, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_name_without_a_shared_name_warns_that_it_is_private(
-    kind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_alone_warns_it_is_private(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Users of TensorFlow expect other processes to find it by its name."""
     with (
         kind(np.float32, name="grads") as private,
@@ -52,7 +49,7 @@ def test_a_name_without_a_shared_name_warns_that_it_is_private(
 def test_a_segment_that_an_earlier_run_left_is_one_line_in_the_log(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whose it is, since when, and its step."""
+    """The line says whose the segment is, since when, and its step."""
     caplog.set_level("INFO", "shmacc")
     kind(np.float32, shared_name="one").close()
     kind(np.float32, shared_name="one").close()
@@ -73,37 +70,18 @@ def test_a_segment_that_an_earlier_run_left_is_one_line_in_the_log(
         last.unlink()
 
 
-CLOSED: Final[list[Callable[[Any], Any]]] = [
-    apply,
-    lambda acc: acc.take(1, timeout=0),
-    lambda acc: acc.take_grad(1, timeout=0),
-    lambda acc: acc.take_partial(0),
-    lambda acc: acc.unseal(),
-    lambda acc: acc.advance_step(4),
-    lambda acc: acc.wait_step(-1),
-    lambda acc: acc.num_accumulated(),
-    lambda acc: acc.set_global_step(1),
-    lambda acc: acc.global_step,
-    lambda acc: acc.stats(),
-    lambda acc: acc.cancel(),
-    lambda acc: acc.state(),
-    lambda acc: acc.snapshot(),
-    lambda acc: acc.contributors(),
-]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_closed_handle_raises(kind: Any) -> None:
     acc = kind(np.float32, (3, 2), "one")
     with acc:
         state = acc.state()
         acc.unlink()
-    for call in CLOSED:
+    for call in (apply, kind.stats, *USES):
         with pytest.raises(errors.FailedPreconditionError):
             call(acc)
     with pytest.raises(errors.FailedPreconditionError):
         acc.restore(state)
-    # What it was can still be said, as for a closed file's name.
+    # A closed handle still has its dtype, shape and name, as a closed file has its name.
     assert (acc.dtype, acc.shape, acc.reduction_type) == (np.float32, (3, 2), "MEAN")
     assert acc.shared_name == "one"
     assert "one" in repr(acc)

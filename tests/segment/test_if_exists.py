@@ -7,23 +7,19 @@ from typing import Any
 import pytest
 from helpers.apart import Apart, Pipe, needs_root, run_apart
 from helpers.departures import bystander
-from helpers.opening import KINDS, NAME, apply, exists, make, path
-from helpers.support import refused
+from helpers.opening import NAME, apply, exists, make, path
 
 from shmacc import SparseConditionalAccumulator, _core, errors, inspection
 
 
 def race(if_exists: str, *, pipe: Pipe) -> None:
     """Construct when told to; keep the handle until told to end."""
-    pipe.say()
-    pipe.hear()
+    pipe.turn()
     try:
         with make(if_exists=if_exists):
-            pipe.say("made it")
-            pipe.hear()
+            pipe.turn("made it")
     except errors.ShmaccError as error:
-        pipe.say(type(error).__name__)
-        pipe.hear()
+        pipe.turn(type(error).__name__)
 
 
 def outcomes_of_two(if_exists: str) -> list[str]:
@@ -35,18 +31,8 @@ def outcomes_of_two(if_exists: str) -> list[str]:
             racer.say()
         met = [racer.hear() for racer in (one, other)]
         for racer in (one, other):
-            racer.say()
-            racer.result()
+            racer.finish()
     return sorted(met)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_values_are_refused(kind: Any) -> None:
-    for wrong in ("ATTACH", "", None, 1, b"error", True):
-        for name in (NAME, None):
-            with refused(f'if_exists must be "attach", "error" or "replace", but was {wrong!r}'):
-                kind("f4", shared_name=name, if_exists=wrong)
-    assert not exists()
 
 
 def test_error_names_the_existing_segment(namespace: str) -> None:
@@ -156,9 +142,7 @@ def test_one_of_two_processes_that_replace_at_once_wins() -> None:
     inspection.remove(NAME)
 
 
-def test_what_is_replaced_between_looking_and_attaching_is_not_attached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_segment_replaced_after_the_look_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
     look = _core.open
 
     def replaced_after(*args: Any) -> Any:

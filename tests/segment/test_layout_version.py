@@ -1,4 +1,4 @@
-"""Every build with layout version 2 goes on with a segment that an earlier build left.
+"""Every build with layout version 3 goes on with a segment that an earlier build left.
 
 The stored file has a group with two lanes, in its second round, and the parameters that the first
 round has updated. Two processes that ended left both. It was written down once, page by page. If a
@@ -18,7 +18,7 @@ import pytest
 import shmacc
 from shmacc._base import layout, names
 
-FILES: Final = json.loads(Path(__file__).with_name("segments_of_version_2.json").read_text())
+FILES: Final = json.loads(Path(__file__).with_name("segments_of_version_3.json").read_text())
 
 
 def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
@@ -31,8 +31,8 @@ def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
     os.close(descriptor)
 
 
-@pytest.mark.skipif(layout.LAYOUT_VERSION != 2, reason="of layout version 2")
-def test_a_training_of_layout_version_2_goes_on(namespace: str) -> None:
+@pytest.mark.skipif(layout.LAYOUT_VERSION != 3, reason="of layout version 3")
+def test_a_training_of_layout_version_3_goes_on(namespace: str) -> None:
     for file_name, file in FILES.items():
         put_back(file_name, file, namespace)
     with (
@@ -44,6 +44,7 @@ def test_a_training_of_layout_version_2_goes_on(namespace: str) -> None:
         np.testing.assert_allclose(params["table"], learnt, rtol=1e-6)
         assert group.apply({"table": ([5], np.ones((1, 2)))}, 1, contributor=8)
         assert group.apply({"table": ([5], np.ones((1, 2)))}, 1, contributor=7)  # is in already
+        assert group.stats().repeated == 1
         assert not group.apply({"table": ([5], np.ones((1, 2)))}, 0, contributor=9)  # stale
         with group.round(2, timeout=0) as taken:
             table = taken["table"]

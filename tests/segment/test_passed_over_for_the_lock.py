@@ -28,14 +28,10 @@ NAME: Final = "busy"
 KEPT_OFF: Final = 100_000  # nanoseconds: kComing in lock.hpp
 
 
-def _make() -> None:
-    ConditionalAccumulator("f4", [2], NAME).close()
-
-
 @pytest.fixture
 def file() -> Iterator[SegmentFile]:
     """A segment's file; the test's own process is not attached."""
-    run_apart(_make)
+    run_apart(lambda: ConditionalAccumulator("f4", [2], NAME).close())
     with SegmentFile(names.segment_name(NAME).path) as file:
         yield file
     inspection.remove(NAME)
@@ -43,14 +39,12 @@ def file() -> Iterator[SegmentFile]:
 
 def _apply(*, pipe: Pipe) -> None:
     with ConditionalAccumulator.attach(NAME) as acc:
-        pipe.say("attached")
-        pipe.hear()
+        pipe.turn("attached")
         acc.apply_grad([1, 1])
 
 
 def test_a_process_that_waits_asks_for_the_lock_and_is_answered(file: SegmentFile) -> None:
-    with Apart(_apply) as waiting:
-        waiting.hear()
+    with Apart(_apply).ready() as waiting:
         with held(NAME):
             waiting.say()
             until(lambda: file.record("fairness").asked == 1)
@@ -65,8 +59,7 @@ def _apply_twice_when_told(times: int, *, pipe: Pipe) -> list[int]:
     took = []
     with ConditionalAccumulator.attach(NAME) as acc:
         for _ in range(times):
-            pipe.say("ready")
-            pipe.hear()
+            pipe.turn("ready")
             begun = time.monotonic_ns()
             acc.apply_grad([1, 1])
             acc.apply_grad([1, 1])

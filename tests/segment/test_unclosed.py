@@ -1,9 +1,7 @@
 """A handle that is collected unclosed gives a ResourceWarning, as a file does; no other does."""
 
 import gc
-import os
 import pickle
-import subprocess
 import sys
 import tracemalloc
 import warnings
@@ -14,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from helpers.apart import run_apart
-from helpers.support import LONG
+from helpers.support import run_to_end
 
 import shmacc
 from shmacc import ConditionalAccumulator, errors, raw_ops, testing
@@ -66,15 +64,13 @@ def test_a_handle_that_is_collected_unclosed_is_a_warning(make: Callable[[], Any
 
 
 def test_an_attached_handle_is_a_warning_with_its_name() -> None:
-    with ConditionalAccumulator("f4", (), "gradients") as acc:
+    with ConditionalAccumulator("f4", (), "gradients", unlink_on_close=True):
         for attach in (shmacc.attach, ConditionalAccumulator.attach):
             (caught,) = _warnings_of(partial(attach, "gradients"))
             assert str(caught.message) == "unclosed ConditionalAccumulator 'gradients'"
-        acc.unlink()
-    with shmacc.SharedArrays({"w": np.ones(2)}, "parameters") as params:
+    with shmacc.SharedArrays({"w": np.ones(2)}, "parameters", unlink_on_close=True):
         (caught,) = _warnings_of(lambda: shmacc.SharedArrays.attach("parameters"))
         assert str(caught.message) == "unclosed SharedArrays 'parameters'"
-        params.unlink()
 
 
 def test_arrays_are_collected_with_their_last_view() -> None:
@@ -121,23 +117,21 @@ def test_a_failed_constructor_gives_no_warning() -> None:
         with pytest.raises(errors.InvalidArgumentError, match=r"not of an accumulator .*Sparse"):
             shmacc.SparseConditionalAccumulator.attach("gradients")
 
-    with ConditionalAccumulator("f4", (), "gradients") as acc:
+    with ConditionalAccumulator("f4", (), "gradients", unlink_on_close=True):
         assert not _warnings_of(fail)
-        acc.unlink()
 
 
 def test_unpickled_handles_need_not_be_closed() -> None:
     with (
-        ConditionalAccumulator("f4", (), "gradients") as acc,
+        ConditionalAccumulator("f4", (), "gradients", unlink_on_close=True) as acc,
         shmacc.SharedArrays({"w": [1.0]}) as params,
     ):
         for made in (acc, params):
             sent = pickle.dumps(made)
             assert not _warnings_of(partial(pickle.loads, sent))
-        acc.unlink()
 
 
-def test_a_forked_child_is_warned_of_its_own_handles_only() -> None:
+def test_a_forked_child_gets_warnings_about_its_own_handles_only() -> None:
     def drop_the_parents() -> list[str]:
         parents.clear()
         dropped = _warnings_of(lambda: ConditionalAccumulator("f4", (2,)))
@@ -167,13 +161,6 @@ child.join()
 
 
 def test_the_end_of_a_process_closes_all_handles(namespace: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-P", "-X", "dev", "-c", _PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=True,
-        env=os.environ,
-    )
+    ran = run_to_end([sys.executable, "-P", "-X", "dev", "-c", _PROGRAM])
     assert ran.stderr.count("unclosed ") == 1  # the one that the child dropped
     assert testing.leaked_names(namespace) == ()

@@ -37,7 +37,9 @@ def nothing_is_left() -> Iterator[None]:
     ("what", "make"),
     [("dtype", group), ("sum", parameters), ("reduction", group), ("optimizer", parameters)],
 )
-def test_a_number_of_a_newer_version_is_refused_by_name(make: Callable[[], Any], what: str) -> None:
+def test_an_unknown_number_is_refused_and_the_error_names_it(
+    make: Callable[[], Any], what: str
+) -> None:
     make().close()
     file = SegmentFile(path_of(NAME))
     damage.Directory(what, 77).do(file, file)

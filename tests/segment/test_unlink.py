@@ -19,9 +19,7 @@ from shmacc._segment import removal
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unlinked_segment_lives_until_its_last_handle_is_closed(
-    kind: Any, namespace: str
-) -> None:
+def test_an_unlinked_segment_lives_until_its_last_handle_closes(kind: Any, namespace: str) -> None:
     old = kind(np.float32, shared_name="one")
     frozen = pickle.dumps(old)
     old.unlink()
@@ -42,7 +40,7 @@ def test_an_unlinked_segment_lives_until_its_last_handle_is_closed(
     old.close()
 
 
-def test_unlink_while_another_thread_closes(
+def test_unlink_removes_the_name_though_another_thread_closes(
     namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The close comes after unlink has checked that it is open."""
@@ -108,8 +106,7 @@ def test_the_creators_end_removes_the_name(namespace: str) -> None:
 
 def _make_and_stay(*, kept: bool = True, pipe: Pipe) -> None:
     made = make(unlink_on_close=kept)
-    pipe.say("made")
-    pipe.hear()
+    pipe.turn("made")
     made.close()
 
 
@@ -143,8 +140,7 @@ def test_other_processes_do_not_take_the_duty_over() -> None:
     with make() as attached, pickle.loads(pickle.dumps(attached)) as unpickled:
         assert unpickled.running
     assert exists()
-    with Apart(_make_and_stay) as living:  # it has the duty now
-        living.hear()
+    with Apart(_make_and_stay).ready() as living:  # it has the duty now
         make(unlink_on_close=True).close()
         assert exists()
         living.say()
@@ -172,19 +168,17 @@ _OF_EACH_KIND: dict[str, Callable[[], Any]] = {
 
 def _hold(constructor: Callable[[], Any], pipe: Pipe) -> None:
     opened = constructor()
-    pipe.say("open")
-    pipe.hear()
+    pipe.turn("open")
     opened.close()
 
 
 @pytest.mark.parametrize("dies", ["before", "meanwhile"])
 @pytest.mark.parametrize("kind", _OF_EACH_KIND)
 def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
-    """Also to a standby that was attached before the process with the duty was killed."""
+    """A standby may have been attached before the process with the duty was killed."""
     constructor = _OF_EACH_KIND[kind]
     with contextlib.ExitStack() as last:
-        with Apart(partial(_hold, constructor)) as maker:
-            maker.hear()
+        with Apart(partial(_hold, constructor)).ready():
             if dies == "meanwhile":
                 standby = last.enter_context(Apart(partial(_hold, constructor)))
                 standby.hear()
@@ -202,7 +196,7 @@ def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
 
 
 def test_the_duty_goes_through_many_standbys(namespace: str) -> None:
-    """Each is killed before the next; the last one's close removes the name."""
+    """Each standby is killed before the next; the last one's close removes the name."""
     constructor = _OF_EACH_KIND["group"]
     with contextlib.ExitStack() as living:
         line = [living.enter_context(Apart(partial(_hold, constructor))) for _ in range(4)]

@@ -10,13 +10,10 @@ from shmacc._segment.exits import Hook, Way, way
 # hook, whether the program is over, whether other threads are in the way, whether it failed ("*":
 # either). The first line that fits counts.
 TABLE: Final = (
-    (Hook.OBJECT, "*", True, "*", Way.ANNOUNCE_END),
-    (Hook.OBJECT, "*", False, "*", Way.CLOSE),
-    ("*", "*", False, "*", Way.LEAVE),
-    ("*", True, True, "*", Way.ANNOUNCE_END),
-    ("*", False, True, True, Way.ANNOUNCE_END),
-    ("*", False, True, False, Way.LEAVE_LAST),
-)
+    (Hook.OBJECT, "*", True, "*", Way.ANNOUNCE_END), (Hook.OBJECT, "*", False, "*", Way.CLOSE),
+    ("*", "*", False, "*", Way.LEAVE), ("*", True, True, "*", Way.ANNOUNCE_END),
+    ("*", False, True, True, Way.ANNOUNCE_END), ("*", False, True, False, Way.LEAVE_LAST),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("hook", Hook)

@@ -99,7 +99,7 @@ def test_an_object_in_another_process_reports_failures_and_its_end() -> None:
     apart.end()
 
 
-def test_quick_families_have_goals_only() -> None:
+def test_quick_runs_measure_only_what_has_goals() -> None:
     for family in map(calls._quick, calls.FAMILIES):
         assert all(family.workloads.values())
         assert calls.SERVER not in family.columns

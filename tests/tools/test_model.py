@@ -4,12 +4,12 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.support import run_to_end
 
 _ROOT = Path(__file__).parents[2]
 _MODEL = _ROOT / "tools" / "model"
@@ -38,14 +38,7 @@ def _steps(source: str) -> set[str]:
 @pytest.mark.skipif(shutil.which("spin") is None, reason="spin is not installed")
 @pytest.mark.skipif(shutil.which(_COMPILER) is None, reason=f"{_COMPILER} is not installed")
 def test_the_quick_searches_find_what_is_expected() -> None:
-    ran = subprocess.run(
-        [sys.executable, str(_MODEL / "check.py"), "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = run_to_end([sys.executable, str(_MODEL / "check.py"), "--quick"], timeout=580)
     verdicts = [line.split()[:2] for line in ran.stdout.splitlines() if line.endswith("holds")]
     assert verdicts == [["lock", "no_slices"], ["line", "no_slices"]]
     searched = {line.split()[0] for line in ran.stdout.splitlines() if "  found: " in line}
@@ -69,11 +62,10 @@ def test_every_broken_variant_exists_and_is_searched() -> None:
 
 
 def test_every_flag_of_a_case_is_used_by_its_model() -> None:
-    shared = _SOURCES["processes"] + _SOURCES["fate"]
     for case in _CASES:
-        for flag in case.flags.split():
-            name = flag.partition("=")[0]
-            assert re.search(rf"\b{name}\b", _SOURCES[case.model] + shared), (case, name)
+        code = _CHECK["code"](case.model)
+        for name in re.findall(r"-D(\w+)", " ".join(_CHECK["defines"](case))):
+            assert re.search(rf"\b{name}\b(?!=)", code), (case, name)
 
 
 def test_the_results_are_up_to_date_and_as_expected() -> None:
@@ -84,9 +76,7 @@ def test_the_results_are_up_to_date_and_as_expected() -> None:
         assert re.fullmatch("found: .+" if case.broken else "holds", verdict), name
 
 
-def test_reading_and_writing_the_table_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_survives_read_and_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = (_MODEL / "searches.md").read_text()
     written = tmp_path / "searches.md"
     written.write_text(there)
@@ -95,7 +85,7 @@ def test_reading_and_writing_the_table_changes_nothing(
     assert written.read_text() == there
 
 
-def test_every_step_of_a_model_names_a_function_or_is_listed_without() -> None:
+def test_every_step_of_a_model_names_a_function_or_is_listed() -> None:
     own = set(_words(_README.partition("Only the models have")[2].partition("\n\n")[0]))
     for model, source in _SOURCES.items():
         mapped = {
@@ -108,7 +98,7 @@ def test_every_step_of_a_model_names_a_function_or_is_listed_without() -> None:
         assert set(_words(steps)) <= _steps(_SOURCES[model]), (model, steps)
 
 
-def test_the_functions_that_the_table_names_exist() -> None:
+def test_the_functions_in_the_readmes_table_exist() -> None:
     for _, _, functions, file in _ROWS:
         code = re.sub(r"//.*", "", (_MODEL / file).read_text())
         for function in _words(functions):

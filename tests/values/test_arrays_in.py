@@ -1,4 +1,4 @@
-"""Which values are accepted as arrays, how they are converted, and that results are own arrays."""
+"""Values are accepted as arrays and converted as documented; results are the caller's own."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -92,7 +92,7 @@ def test_every_form_of_an_array_is_accepted(form: str) -> None:
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
-def test_each_dtype_in_and_out(name: str) -> None:
+def test_each_dtype_is_accepted_and_returned(name: str) -> None:
     element = ELEMENTS[name]
     values = np.arange(1, 13).reshape(3, 4).astype(element.plain).view(element.dtype)
     with ConditionalAccumulator(name) as acc, SparseConditionalAccumulator(name) as rows:
@@ -297,7 +297,7 @@ def test_arrays_larger_than_memory_are_refused_at_once() -> None:
 
 
 def test_gradients_may_have_as_many_dimensions_as_numpy_allows() -> None:
-    """A round must not be taken and then be lost for want of a dimension."""
+    """A round must not be lost because NumPy cannot have as many dimensions."""
     shape = (1,) * (64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32)
     for dtype in ("float32", "complex64"):
         given = np.ones(shape, dtype)
@@ -334,8 +334,8 @@ def test_a_sparse_results_error_says_what_to_use() -> None:
                 convert(rows)
 
 
-def test_a_takes_result_is_a_gradient_and_a_partial_is_none() -> None:
-    """As a gradient, a partial would count once, whatever it contains."""
+def test_a_result_can_be_applied_and_a_partial_cannot() -> None:
+    """A partial used as a gradient would count once, whatever it contains."""
     with ConditionalAccumulator("f4", (3,)) as near, ConditionalAccumulator("f4", (3,)) as far:
         near.apply_grad([1, 2, 3])
         near.apply_grad([3, 2, 1])

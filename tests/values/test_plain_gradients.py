@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 from helpers.support import outcome
 
-from shmacc import (
-    NEVER_STALE,
-    AccumulatorGroup,
-    ConditionalAccumulator,
-    IndexedSlicesSpec,
-    SparseConditionalAccumulator,
-    TensorSpec,
-    _core,
-    errors,
-)
+import shmacc
+from shmacc import _core, errors
 from shmacc._base import layout
 
 
@@ -50,15 +42,15 @@ def same(
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=str)
-def test_sparse_gradients_equal_the_slow_path(declared: Any) -> None:
+def test_sparse_gradients_give_what_the_slow_path_gives(declared: Any) -> None:
     with (
-        SparseConditionalAccumulator("float32", declared) as acc,
-        AccumulatorGroup({"rows": IndexedSlicesSpec(declared, "float32")}) as group,
+        shmacc.SparseConditionalAccumulator("float32", declared) as acc,
+        shmacc.AccumulatorGroup({"rows": shmacc.IndexedSlicesSpec(declared, "float32")}) as group,
     ):
         calls: list[tuple[Any, Callable[..., bool]]] = [
-            (acc, lambda i, v: acc.apply_grad(i, v, None, NEVER_STALE)),
-            (acc, lambda i, v: acc.apply_grad(i, v, None, NEVER_STALE, weight=3)),
-            (group, lambda *rows: group.apply({"rows": rows}, NEVER_STALE)),
+            (acc, lambda i, v: acc.apply_grad(i, v, None, shmacc.NEVER_STALE)),
+            (acc, lambda i, v: acc.apply_grad(i, v, None, shmacc.NEVER_STALE, weight=3)),
+            (group, lambda *rows: group.apply({"rows": rows}, shmacc.NEVER_STALE)),
         ]
         for given in INDICES:
             indices = np.array(given, np.int64)
@@ -69,15 +61,15 @@ def test_sparse_gradients_equal_the_slow_path(declared: Any) -> None:
 
 
 @pytest.mark.parametrize("declared", DECLARED, ids=str)
-def test_dense_gradients_equal_the_slow_path(declared: Any) -> None:
+def test_dense_gradients_give_what_the_slow_path_gives(declared: Any) -> None:
     with (
-        ConditionalAccumulator("float32", declared) as acc,
-        AccumulatorGroup({"array": TensorSpec(declared, "float32")}) as group,
+        shmacc.ConditionalAccumulator("float32", declared) as acc,
+        shmacc.AccumulatorGroup({"array": shmacc.TensorSpec(declared, "float32")}) as group,
     ):
         for shape in SHAPES:
             value = np.ones(shape, np.float32)
-            same(acc, lambda value: acc.apply_grad(value, NEVER_STALE), value)
-            same(group, lambda value: group.apply({"array": value}, NEVER_STALE), value)
+            same(acc, lambda value: acc.apply_grad(value, shmacc.NEVER_STALE), value)
+            same(group, lambda value: group.apply({"array": value}, shmacc.NEVER_STALE), value)
 
 
 def layouts(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
@@ -89,18 +81,18 @@ def layouts(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "qint8"])
-def test_types_and_layouts_equal_the_slow_path(dtype: str) -> None:
+def test_every_dtype_and_layout_gives_what_the_slow_path_gives(dtype: str) -> None:
     def apply_rows(indices: Any, values: Any) -> bool:
-        return sparse.apply_grad(indices, values, None, NEVER_STALE)
+        return sparse.apply_grad(indices, values, None, shmacc.NEVER_STALE)
 
     rows = np.array([0, 2, 3])
     with (
-        SparseConditionalAccumulator(dtype, [4, 2]) as sparse,
-        ConditionalAccumulator(dtype, [3, 2]) as dense,
+        shmacc.SparseConditionalAccumulator(dtype, [4, 2]) as sparse,
+        shmacc.ConditionalAccumulator(dtype, [3, 2]) as dense,
     ):
         for given in "float32", "float64", "int32", "int64", "complex64", "float16":
             for values in layouts(np.arange(6).reshape(3, 2).astype(given)):
-                same(dense, lambda values: dense.apply_grad(values, NEVER_STALE), values)
+                same(dense, lambda values: dense.apply_grad(values, shmacc.NEVER_STALE), values)
                 for indices in *layouts(rows), rows.astype(np.int32), rows.astype(np.float32):
                     same(sparse, apply_rows, indices, values)
 
@@ -127,18 +119,18 @@ LISTS: Final[tuple[list[Any], ...]] = (
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16", "int32"])
-def test_lists_equal_the_slow_path(dtype: str) -> None:
+def test_lists_give_what_the_slow_path_gives(dtype: str) -> None:
     with (
-        ConditionalAccumulator(dtype) as dense,
-        SparseConditionalAccumulator(dtype) as sparse,
-        AccumulatorGroup({"a": TensorSpec(None, dtype)}) as group,
+        shmacc.ConditionalAccumulator(dtype) as dense,
+        shmacc.SparseConditionalAccumulator(dtype) as sparse,
+        shmacc.AccumulatorGroup({"a": shmacc.TensorSpec(None, dtype)}) as group,
     ):
         calls: list[tuple[Any, Callable[..., bool]]] = [
-            (dense, lambda value: dense.apply_grad(value, NEVER_STALE)),
-            (dense, lambda value: dense.apply_grad(value, NEVER_STALE, weight=3)),
-            (group, lambda value: group.apply({"a": value}, NEVER_STALE)),
-            (sparse, lambda value: sparse.apply_grad([3, 1], value, None, NEVER_STALE)),
-            (sparse, lambda value: sparse.apply_grad(value, value, None, NEVER_STALE)),
+            (dense, lambda value: dense.apply_grad(value, shmacc.NEVER_STALE)),
+            (dense, lambda value: dense.apply_grad(value, shmacc.NEVER_STALE, weight=3)),
+            (group, lambda value: group.apply({"a": value}, shmacc.NEVER_STALE)),
+            (sparse, lambda value: sparse.apply_grad([3, 1], value, None, shmacc.NEVER_STALE)),
+            (sparse, lambda value: sparse.apply_grad(value, value, None, shmacc.NEVER_STALE)),
         ]
         for given in LISTS:
             for acc, apply in calls:
@@ -193,17 +185,20 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 @contextlib.contextmanager
 def applies() -> Iterator[tuple[list[Any], list[Callable[[Any], bool]]]]:
     """The accumulators, and applies of the same two rows of two."""
-    specs = {"a": TensorSpec(None, "float32"), "b": IndexedSlicesSpec(None, "float32")}
+    specs = {
+        "a": shmacc.TensorSpec(None, "float32"),
+        "b": shmacc.IndexedSlicesSpec(None, "float32"),
+    }
     with (
-        ConditionalAccumulator("float32") as dense,
-        SparseConditionalAccumulator("float32") as sparse,
-        AccumulatorGroup(specs) as group,
+        shmacc.ConditionalAccumulator("float32") as dense,
+        shmacc.SparseConditionalAccumulator("float32") as sparse,
+        shmacc.AccumulatorGroup(specs) as group,
     ):
         calls: list[Callable[[Any], bool]] = [
-            lambda value: dense.apply_grad(value, NEVER_STALE),
-            lambda value: sparse.apply_grad([1, 5], value, None, NEVER_STALE),
-            lambda value: group.apply({"a": value}, NEVER_STALE),
-            lambda value: group.apply({"b": ([1, 5], value)}, NEVER_STALE),
+            lambda value: dense.apply_grad(value, shmacc.NEVER_STALE),
+            lambda value: sparse.apply_grad([1, 5], value, None, shmacc.NEVER_STALE),
+            lambda value: group.apply({"a": value}, shmacc.NEVER_STALE),
+            lambda value: group.apply({"b": ([1, 5], value)}, shmacc.NEVER_STALE),
         ]
         yield [dense, sparse, group], calls
 
@@ -240,9 +235,7 @@ def test_only_plain_tensors_take_the_fast_path() -> None:
         assert _core.plain_array(Tensor(array), FLOAT32) is None
 
 
-def test_a_lazily_loaded_torch_is_not_loaded_for_other_objects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lazy_torch_is_not_loaded_for_other_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lazy(types.ModuleType):
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(name)
@@ -294,43 +287,43 @@ def test_a_tensor_whose_array_raises_takes_the_slow_path() -> None:
 # Buffers
 
 
-def test_a_scalar_equals_the_slow_path() -> None:
-    with ConditionalAccumulator("float64") as acc:
+def test_a_scalar_gives_what_the_slow_path_gives() -> None:
+    with shmacc.ConditionalAccumulator("float64") as acc:
         for scalar in np.float64(1.5), np.float32(1.5), np.int64(3), np.complex128(1j), np.str_(1):
-            same(acc, lambda value: acc.apply_grad(value, NEVER_STALE), scalar)
+            same(acc, lambda value: acc.apply_grad(value, shmacc.NEVER_STALE), scalar)
 
 
-def test_int32_rows_equal_int64_rows() -> None:
+def test_int32_row_numbers_give_what_int64_ones_give() -> None:
     values = np.ones((3, 2), np.float32)
     rows = np.array([4, 0, 4], np.int32)
     of = 0, layout.SUMS["float32"], layout.REDUCTIONS["MEAN"]
     assert _core.plain_rows(*of, rows, values, FLOAT32, (5, 2)) is not None
     assert _core.plain_rows(*of, rows, values, FLOAT32, (4, 2)) is None
     assert _core.plain_rows(*of, rows.astype(np.uint32), values, FLOAT32, (5, 2)) is None
-    with AccumulatorGroup({"emb": IndexedSlicesSpec((5, 2))}) as group:
-        group.apply({"emb": (rows, values)}, NEVER_STALE)
+    with shmacc.AccumulatorGroup({"emb": shmacc.IndexedSlicesSpec((5, 2))}) as group:
+        group.apply({"emb": (rows, values)}, shmacc.NEVER_STALE)
         assert group.take(1)["emb"].indices.tolist() == [0, 4]
 
 
-def test_a_gradient_is_refused_by_a_member_that_it_is_not_of() -> None:
+def test_a_member_of_another_kind_refuses_a_gradient() -> None:
     of = layout.SUMS["float32"], layout.REDUCTIONS["MEAN"]
     rows, values = np.array([1, 2]), np.ones((2, 2), np.float32)
     of_rows = _core.sparse_gradient(0, *of, rows, values, None, ascending=True, count=1, weight=1)
     of_array = _core.dense_gradient(0, *of, values, 1, 1)
     of_pairs = _core.dense_gradient(0, *of, values.view(np.complex64), 1, 1)
     elsewhere = _core.dense_gradient(1, *of, values, 1, 1)
-    with SparseConditionalAccumulator("float32", (5, 2)) as acc:
+    with shmacc.SparseConditionalAccumulator("float32", (5, 2)) as acc:
         for wrong in of_array, elsewhere:
             with pytest.raises(errors.InvalidArgumentError, match="no member"):
-                acc._handle.apply_group([wrong], NEVER_STALE, None)
+                acc._handle.apply_group([wrong], shmacc.NEVER_STALE, None)
     for dtype, right, wrong in (
         ("float32", of_array, of_pairs),
         ("complex64", of_pairs, of_array),
         ("float32", of_array, of_rows),
     ):
-        with ConditionalAccumulator(dtype) as dense:
+        with shmacc.ConditionalAccumulator(dtype) as dense:
             with pytest.raises(errors.InvalidArgumentError, match="no member"):
-                dense._handle.apply_group([wrong], NEVER_STALE, None)
-            assert dense._handle.apply_group([right], NEVER_STALE, None)
+                dense._handle.apply_group([wrong], shmacc.NEVER_STALE, None)
+            assert dense._handle.apply_group([right], shmacc.NEVER_STALE, None)
     with pytest.raises(errors.InvalidArgumentError, match="Sizes"):
         _core.sparse_gradient(0, *of, rows, values[:1], None, ascending=True, count=1, weight=1)

@@ -60,7 +60,7 @@ def _found() -> dict[str, tuple[int, int]]:
 
 
 def main() -> int:
-    """Make them, wait for the end, and remove them."""
+    """Make the other jobs' segments, wait for the end, and remove them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     ctypes.CDLL(None).prctl(_SIGNAL_AT_THE_PARENTS_END, signal.SIGTERM)
     before = _found()

@@ -1,7 +1,7 @@
 """Writes new pins into constraints/, from the bounds in pyproject.toml, with uv.
 
 newest.txt        what `make` installs, and builds with: the newest versions on the day of writing
-home.txt          what `make test-home` and `make bench` need besides: packages that users also have
+home.txt          what `test-home`, `test-ray` and `bench` need besides: packages that users have
 lowest.txt        what `make test-lowest` installs: the lowest versions that the bounds
                   allow, and the tests' own tools as in newest.txt
 lowest-build.txt  what CI builds the wheel of 3.12 with: the lowest versions
@@ -35,7 +35,7 @@ def main() -> None:
     """Write all four."""
     settings = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     groups = settings["dependency-groups"]
-    home = groups.pop("home") + groups.pop("bench")
+    home = groups.pop("home") + groups.pop("bench") + groups.pop("ray")
     build = settings["build-system"]["requires"]
     tools = {_name(part) for part in groups["test"]} - {"prometheus-client"}
     own = ("pyproject.toml", "--extra", "metrics")

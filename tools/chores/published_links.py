@@ -31,6 +31,7 @@ def with_urls(settings: str, home: str, ref: str) -> str:
     pages = {"Source": "", "Issues": "/issues"}
     pages |= {"Documentation": f"/blob/{ref}/docs/README.md"}
     pages |= {"Changelog": f"/blob/{ref}/CHANGELOG.md"}
+    pages |= {"Security": f"/blob/{ref}/SECURITY.md"}
     urls = "".join(f'{name} = "{home}{path}"\n' for name, path in pages.items())
     if settings.count(_BEFORE_URLS) != 1 or "[project.urls]" in settings:
         raise ValueError("pyproject.toml has urls, or no place for them")

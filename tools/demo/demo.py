@@ -1,6 +1,7 @@
 """The demo: trains word vectors in processes that share nothing but names. See ``--help``."""
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -27,8 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--backup", type=int, default=0, help="so many gradients of a step are not waited for")
     add("--steps", type=int, default=Plan.steps, help="steps of training (default: %(default)s)")
     add("--seed", type=int, default=Plan.seed, help="of all that is drawn at random")
-    add("--kill", action="store_true", help="kill a worker now and then, within an apply or after")
-    add("--kill-chief", action="store_true", help="kill the chief now and then, within a round")
+    add("--kill", action="store_true", help="have workers killed now and then, within an apply")
+    add("--kill-chief", action="store_true", help="have the chief killed now and then in a round")
     add("--check", action="store_true", help="repeat it in one process, and compare to the bit")
     add("--word", action="append", help="name its neighbours; may be given several times")
     asked = parser.parse_args(arguments)
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.check and asked.backup:
         parser.error("--check is impossible: with --backup the result depends on chance")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger("shmacc").setLevel(logging.ERROR)  # the curve's line counts the killed ones
     print(f"{len(text['stream']):,} words of text, {len(words):,} different ones")
     victims = [*range(plan.workers)] * asked.kill + [CHIEF] * asked.kill_chief
     try:

@@ -1,8 +1,9 @@
-"""Writes what `shmacc-inspect` accepts and answers, from the command itself, into docs/inspect.
+"""Writes what the commands accept and answer, from the commands themselves, into docs/inspect.
 
 schema-N.json     the JSON Schema of every answer, from the types in `shmacc_inspect.output` and
                   `shmacc.inspection`, and what their docstrings say of each attribute
-shmacc-inspect.1  the manual page, from the parsers
+shmacc-inspect.1  its manual page, from the parsers
+shmacc-run.1      that of `shmacc-run`
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import textwrap
 import types
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shmacc import inspection
+from shmacc._run import command
 from shmacc_inspect import PROGRAM, arguments, output, parsers
 from shmacc_inspect.output import ANSWERS, descriptions
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "inspect"
 SCHEMA: Final = FOLDER / f"schema-{output.SCHEMA_VERSION}.json"
 PAGE: Final = FOLDER / f"{PROGRAM}.1"
-_WIDTH: Final = 138  # about as wide as the pages
+PAGE_OF_RUN: Final = FOLDER / "shmacc-run.1"
 _NAMES: Final = {name: getattr(inspection, name) for name in inspection.__all__}
 _SIMPLE: Final = {
     int: ["integer"],
@@ -41,34 +42,24 @@ _SIMPLE: Final = {
 def schema() -> str:
     """Return the JSON Schema."""
     answers = {
-        verb: {"anyOf": [_reference(record) for record in records]}
+        verb: json.dumps({"anyOf": [_reference(record) for record in records]})
         for verb, records in ANSWERS.items()
     }
-    whole = {
+    head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"{PROGRAM} --json, version {output.SCHEMA_VERSION}",
         "description": "An answer of any verb; that of VERB is #/$defs/VERB. Fields may be added "
         "within a version.",
         "anyOf": [{"$ref": f"#/$defs/{verb}"} for verb in ANSWERS],
-        "$defs": answers | {record.__name__: _object(record) for record in records()},
     }
-    return _lines(whole) + "\n"
+    defined = answers | {record.__name__: _object(record) for record in records()}
+    return _lines(head, "$defs", defined) + "\n"
 
 
-def _lines(value: Any, depth: int = 0) -> str:
-    """Return JSON: a line for what fits, else one for each part; a list of words is wrapped."""
-    line = json.dumps(value)
-    if not isinstance(value, dict | list) or len(line) + depth <= _WIDTH:
-        return line
-    parts = [_lines(of, depth + 1) for of in (value.values() if isinstance(value, dict) else value)]
-    begin, end = "[]"
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(key)}: {part}" for key, part in zip(value, parts, strict=True)]
-        begin, end = "{}"
-    elif not any(" " in part for part in parts):
-        parts = [line.rstrip(",") for line in textwrap.wrap(", ".join(parts), _WIDTH - depth)]
-    margin = "\n" + " " * depth
-    return f"{begin}{margin} {f',{margin} '.join(parts)}{margin}{end}"
+def _lines(head: dict[str, Any], last: str, parts: dict[str, str], margin: str = "\n ") -> str:
+    """Return JSON with a line for each part of its last value."""
+    lines = f",{margin}".join(f"{json.dumps(key)}: {part}" for key, part in parts.items())
+    return f"{json.dumps(head)[:-1]}, {json.dumps(last)}: {{{margin}{lines}}}}}"
 
 
 def records() -> list[type]:
@@ -95,7 +86,7 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def _object(record: type) -> dict[str, Any]:
+def _object(record: type) -> str:
     said, properties = descriptions(record), {}
     if any(record in records for records in ANSWERS.values()):
         properties["schema_version"] = {"const": output.SCHEMA_VERSION}
@@ -109,12 +100,13 @@ def _object(record: type) -> dict[str, Any]:
         else:
             kind = _type(str if name == output.TOKEN else hint)
             properties[name] = kind | {"description": said[name].replace("None", "null")}
-    return {
+    head = {
         "description": (record.__doc__ or "").partition("\n")[0],
         "type": "object",
-        "properties": properties,
         "required": list(properties),
     }
+    fields = {key: json.dumps(of) for key, of in properties.items()}
+    return _lines(head, "properties", fields, margin="\n  ")
 
 
 def _reference(record: type) -> dict[str, str]:
@@ -139,21 +131,17 @@ def _type(hint: Any) -> dict[str, Any]:
 
 
 def manual() -> str:
-    """Return the manual page."""
+    """Return the manual page of `shmacc-inspect`."""
     summary = parsers.DESCRIPTION
     lines = [
-        f".TH {PROGRAM.upper()} 1",
-        ".SH NAME",
-        f"{PROGRAM} \\- {_text(summary[0].lower() + summary[1:].rstrip('.'))}",
-        ".SH SYNOPSIS",
-        f".B {_text(PROGRAM)}",
-        "VERB [NAME ...] [OPTION ...]",
-        ".SH DESCRIPTION",
+        f".TH {PROGRAM.upper()} 1", ".SH NAME",
+        f"{PROGRAM} \\- {_text(summary[0].lower() + summary[1:].rstrip('.'))}", ".SH SYNOPSIS",
+        f".B {_text(PROGRAM)}", "VERB [NAME ...] [OPTION ...]", ".SH DESCRIPTION",
         "A NAME is an accumulator's shared_name in the namespace that SHMACC_NAMESPACE or",
         "\\-\\-namespace sets, or a segment's whole name in /dev/shm, which starts with",
         "\\(lqshmacc.\\(rq, or a glob in quotes.",
         "Without a NAME, list, watch, check, clean and metrics look at all segments.",
-    ]
+    ]  # fmt: skip
     for verb in parsers.VERBS:
         lines += _section(verb)
     common = parsers.Parser("", "", "")
@@ -175,6 +163,34 @@ def manual() -> str:
         "If it is set, there are no colours.",
         ".SH SEE ALSO",
         "docs/standing-still.md, docs/inspect.md and docs/inspect-json.md of shmacc.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def manual_of_run() -> str:
+    """Return the manual page of `shmacc-run`."""
+    parser = command.parser()
+    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    *options, program, arguments = parser._actions  # noqa: SLF001
+    lines = [
+        f".TH {parser.prog.upper()} 1",
+        ".SH NAME",
+        f"{_text(parser.prog)} \\- run a chief and workers, and start again what is killed",
+        ".SH SYNOPSIS",
+        _text(usage),
+        ".SH DESCRIPTION",
+        _text(" ".join((parser.description or "").split())),
+        ".SH ARGUMENTS",
+        *(
+            line
+            for action in (program, arguments)
+            for line in (".TP", f".B {action.metavar}", _text(action.help or ""))
+        ),
+        ".SH OPTIONS",
+        *_options(options),
+        ".SH SEE ALSO",
+        "docs/training.md of shmacc.",
         "",
     ]
     return "\n".join(lines)
@@ -202,7 +218,8 @@ def _options(actions: list[argparse.Action]) -> list[str]:
         names = ", ".join(action.option_strings)
         value = ""
         if action.nargs is None:
-            value = f" {action.metavar or '{' + ','.join(action.choices or ()) + '}'}"
+            choices = f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper()
+            value = f" {action.metavar or choices}"
         said = " ".join((action.help or "").split())
         lines += [".TP", f".B {_text(names)}{_text(value)}", _text(said)]
     return lines
@@ -215,6 +232,6 @@ def _text(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for path, written in ((SCHEMA, schema()), (PAGE, manual())):
+    for path, written in ((SCHEMA, schema()), (PAGE, manual()), (PAGE_OF_RUN, manual_of_run())):
         path.write_text(written, encoding="utf-8")
         print(path.relative_to(FOLDER.parents[1]))

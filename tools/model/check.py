@@ -3,9 +3,9 @@
 
 ``check.py`` makes every search of ``searches.md`` and writes the results into that table.
 ``--only commit`` searches one model, ``--only commit/two`` one case. ``--quick`` runs the short
-slice that the tests run, and writes nothing. ``--show lock/BROKEN_OWNER_GAP`` prints the run that
-leads to the error. The exit status is 1 if a sound model has an error, or if none is found in a
-variant that is broken on purpose.
+slice that the tests run, and writes nothing. ``--show lock/BROKEN_PERMIT_ALONE`` prints the run
+that leads to the error. The exit status is 1 if a sound model has an error, or if none is found
+in a variant that is broken on purpose.
 
 Needs spin and a C compiler (Debian: ``apt-get install spin gcc``), and nothing else.
 """
@@ -101,8 +101,7 @@ def read(case: Case, output: str, seconds: float) -> Finding:
 def search(case: Case, directory: Path) -> Finding:
     """Build the verifier of a case in an empty directory and run it."""
     began = time.monotonic()
-    defines = [f"-D{flag}" for flag in case.flags.split()]
-    run(["spin", *defines, "-a", str(HERE / f"{case.model}.pml")], directory)
+    run(["spin", *defines(case), "-a", str(HERE / f"{case.model}.pml")], directory)
     # README.md has the reasons ("How spin is run").
     safety = "safety" in case.kind
     options = ["-w", "-DNOREDUCE", "-DCOLLAPSE", f"-DMEMLIM={MEGABYTES}"]
@@ -140,11 +139,24 @@ def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
         return list(pool.map(one, cases))
 
 
-def digest(model: str) -> str:
-    """Return a hash of a model's text without comments."""
+def code(model: str) -> str:
+    """Return a model's text without comments, and what it defines unless a case does."""
     text = "".join((HERE / f"{file}.pml").read_text() for file in (model, "processes", "fate"))
-    code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    return hashlib.sha256(" ".join(code.split()).encode()).hexdigest()[:12]
+    text = re.sub(r"^ \* Unless a case says otherwise: (.*)$", r"*/\1/*", text, flags=re.MULTILINE)
+    return " ".join(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).split())
+
+
+def defines(case: Case) -> list[str]:
+    """Return the options by which spin's preprocessor defines what a case and its model say."""
+    said = case.flags.split()
+    own = {flag.partition("=")[0] for flag in said}
+    others = re.findall(r"\b(([A-Z_]+)=\d+)", code(case.model))
+    return [f"-D{flag}" for flag in (*said, *(flag for flag, name in others if name not in own))]
+
+
+def digest(model: str) -> str:
+    """Return a hash of a model's code."""
+    return hashlib.sha256(code(model).encode()).hexdigest()[:12]
 
 
 def read_cases() -> list[Case]:
@@ -184,9 +196,8 @@ def show(wanted: str) -> None:
         trail = directory / f"{case.model}.pml.trail"
         if not trail.exists():
             return
-        defines = [f"-D{flag}" for flag in case.flags.split()]
         model = str(HERE / f"{case.model}.pml")
-        replay = run(["spin", *defines, "-t", "-p", "-k", str(trail), model], directory)
+        replay = run(["spin", *defines(case), "-t", "-p", "-k", str(trail), model], directory)
     last = ""
     for step in re.finditer(r"proc +(\d+) \((\S+):1\) \S*/(\w+\.pml):(\d+)", replay):
         number, kind, file, line = step.groups()

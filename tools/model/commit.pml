@@ -24,28 +24,9 @@
  *
  * Checked, too: an apply that returned True was committed, and one that raised was not. The books (taken) balance. No
  * index has more entries than index_filled and leftovers say. A reader sees one commit's records, or notices that not.
+ *
+ * Unless a case says otherwise: WORKERS=2 OPERATIONS=2 LANES=1 MEMBERS=1 ROWS=2 RUN=1
  */
-#ifndef WORKERS
-#define WORKERS 2
-#endif
-#ifndef OPERATIONS
-#define OPERATIONS 2
-#endif
-#ifndef LANES
-#define LANES 1
-#endif
-#ifndef MEMBERS
-#define MEMBERS 1
-#endif
-#ifdef DENSE
-#define ROWS 1
-#endif
-#ifndef ROWS
-#define ROWS 2
-#endif
-#ifndef RUN
-#define RUN 1
-#endif
 #define ITEMS (MEMBERS * ROWS)      /* of a lane, 1 or 2; item m * ROWS + r is row r of member m */
 #define BUCKETS (ROWS * WORKERS * OPERATIONS)   /* of a member: room for all entries left behind, so no rebuild */
 
@@ -175,15 +156,11 @@ inline book(event) {
   if
   :: event == GRADIENT_ADDED ->
      for (i : 0 .. ITEMS - 1) {
-       if
-       :: touches(i) -> L.here_sum[i] = L.here_sum[i] + NOW.weight; L.here_contributions[i]++
-       :: else
-       fi
+       if :: touches(i) -> L.here_sum[i] = L.here_sum[i] + NOW.weight; L.here_contributions[i]++ :: else fi
      }
      L.here_count++;
      NOW.committed = true
-  :: else
-  fi
+  :: else fi
 #ifdef READER
   ;
   L.count_at[L.generation & 1] = current.count;
@@ -236,11 +213,9 @@ inline check_visible() {
               assert(slot_of(i, j).contributions == L.here_contributions[i * ROWS + slot_of(i, j).row]);
               assert(!(seen & (1 << slot_of(i, j).row)));
               seen = seen | (1 << slot_of(i, j).row)
-           :: else
-           fi
+           :: else fi
          }
-      :: else
-      fi;
+      :: else fi;
       for (j : 0 .. ROWS - 1) {
         assert((L.here_contributions[i * ROWS + j] > 0) == ((seen >> j) & 1))
       }
@@ -262,13 +237,9 @@ inline poison() {
   d_step {
     next.round = GARBAGE; next.count = GARBAGE; next.undo_room = GARBAGE; next.leftovers = GARBAGE;
     current.leftovers = 0;
-#ifndef READER
-    if :: current.round != current_round.round -> current.count = GARBAGE :: else fi;
-#endif
+    unless(READER, if :: current.round != current_round.round -> current.count = GARBAGE :: else fi;)
     for (i : 0 .. MEMBERS - 1) {
-#ifndef READER
-      not_current(i).stamp = 0;
-#endif
+      unless(READER, not_current(i).stamp = 0;)
       not_current(i).round = GARBAGE; not_current(i).count = GARBAGE; not_current(i).rows = GARBAGE;
       not_current(i).index_stamp = GARBAGE; not_current(i).index_filled = GARBAGE;
       not_current(i).buffer = 0;
@@ -282,8 +253,7 @@ inline poison() {
         :: is_void(i) || j >= the(i).rows ->
            slot_of(i, j).row = 0; slot_of(i, j).contributions = GARBAGE;
            slot_of(i, j).left = GARBAGE; slot_of(i, j).right = GARBAGE
-        :: else
-        fi
+        :: else fi
       }
       if
       :: is_void(i) ->
@@ -302,9 +272,7 @@ inline poison() {
       }
       the(i).index_stamp = 1;
 #endif
-#ifndef READER
-      if :: is_void(i) -> the(i).count = GARBAGE :: else fi;
-#endif
+      unless(READER, if :: is_void(i) -> the(i).count = GARBAGE :: else fi;)
       j = 0
     }
     i = 0;
@@ -384,10 +352,7 @@ inline write(m) {
 /* Copies the committed records to private memory, so it is no step. A record of an earlier round starts anew. */
 #define starts_anew(m) (L.change[m].round != NOW.round_now && !on(BROKEN_OLD_ROUND))
 inline begin_round() {
-  if
-  :: NOW.round != NOW.round_now -> NOW.round = NOW.round_now; NOW.count = 0
-  :: else
-  fi;
+  if :: NOW.round != NOW.round_now -> NOW.round = NOW.round_now; NOW.count = 0 :: else fi;
   for (i : 0 .. MEMBERS - 1) {
     if
     :: changes(i) ->
@@ -399,11 +364,9 @@ inline begin_round() {
        :: starts_anew(i) ->
           L.change[i].count = 0; L.change[i].rows = 0;
           L.change[i].index_stamp++; L.change[i].index_filled = 0
-       :: else
-       fi;
+       :: else fi;
        L.change[i].round = NOW.round_now
-    :: else
-    fi
+    :: else fi
   }
 }
 
@@ -433,14 +396,10 @@ inline commit(event) {
 }
 
 inline begin(fresh) {
-#ifdef BROKEN_BEGIN_ORDER
-  step(L.journal_generation = L.generation + 1);
-#endif
+  only(BROKEN_BEGIN_ORDER, step(L.journal_generation = L.generation + 1);)
   step(L.journal_records = 0);
   step(L.journal_new_rows = fresh);
-#ifndef BROKEN_BEGIN_ORDER
-  step(L.journal_generation = L.generation + 1)
-#endif
+  unless(BROKEN_BEGIN_ORDER, step(L.journal_generation = L.generation + 1))
 }
 
 inline publish(count_of_records) {
@@ -468,10 +427,7 @@ inline clear() {
   do
   :: atomic {
        runs(me) && NOW.at < 2 * MEMBERS ->
-       if
-       :: L.member[NOW.at].stamp >= L.journal_generation -> L.member[NOW.at].stamp = 0
-       :: else
-       fi;
+       if :: L.member[NOW.at].stamp >= L.journal_generation -> L.member[NOW.at].stamp = 0 :: else fi;
        NOW.at++
      }
   :: atomic { runs(me) && NOW.at == 2 * MEMBERS -> NOW.at = 0 }; break
@@ -483,15 +439,9 @@ inline clear() {
 
 /* Only the recovery's commit makes the journal void: then generation equals journal_generation. */
 inline recover() {
-#ifndef BROKEN_UNDO_ORDER
-  put_back();
-#endif
-#ifndef BROKEN_CLEAR_LATE
-  clear();
-#endif
-#ifndef BROKEN_NEW_ROWS
-  step(NOW.leftovers = NOW.leftovers + L.journal_new_rows);
-#endif
+  unless(BROKEN_UNDO_ORDER, put_back();)
+  unless(BROKEN_CLEAR_LATE, clear();)
+  unless(BROKEN_NEW_ROWS, step(NOW.leftovers = NOW.leftovers + L.journal_new_rows);)
   write_record(next);
   store_generation(NOTHING_NEW);    /* recoveries + 1 */
 #ifdef BROKEN_UNDO_ORDER
@@ -544,8 +494,7 @@ inline find() {
           NOW.found[i] = bucket_of(member_of(i), j).slot; break
        :: j == BUCKETS || place_is_free(member_of(i), j) -> NOW.found[i] = ABSENT; break
        od
-    :: else
-    fi
+    :: else fi
   }
 }
 
@@ -635,16 +584,12 @@ inline add_rows() {
   :: atomic { runs(me) && NOW.item < ITEMS && is_fresh(NOW.item) -> skip };
      append()
   :: atomic { runs(me) && NOW.item < ITEMS && to_be_added(NOW.item) -> NOW.length = 1 + run_of_two };
-#ifdef BROKEN_SAVE_ORDER
-     publish(NOW.records + NOW.length);
-#endif
+     only(BROKEN_SAVE_ORDER, publish(NOW.records + NOW.length);)
      save(NOW.item);
 #if RUN > 1
      when(NOW.length == 2, save(NOW.item + 1));
 #endif
-#ifndef BROKEN_SAVE_ORDER
-     publish(NOW.records);
-#endif
+     unless(BROKEN_SAVE_ORDER, publish(NOW.records);)
      add_piece(NOW.item);
 #if RUN > 1
      when(NOW.length == 2, add_piece(NOW.item + 1));
@@ -715,15 +660,11 @@ inline RoundSession() {
   recovered();
 #if LANES > 1
   step(l = 1);
-#ifndef BROKEN_ONE_LOCK
-  recovered();
-#endif
+  unless(BROKEN_ONE_LOCK, recovered();)
 #endif
   atomic {
     runs(me) -> skip;
-#ifndef BROKEN_ONE_LOCK
-    poison_round();
-#endif
+    unless(BROKEN_ONE_LOCK, poison_round();)
     lane[0].now.round_now = current_round.round
   }
 }
@@ -742,9 +683,7 @@ inline add_parts() {
   if
   :: atomic { runs(me) && NOW.gives_up -> skip }              /* no space */
   :: begin(fresh_rows);
-#ifdef BROKEN_COMMIT_FIRST
-     store_generation(GRADIENT_ADDED);
-#endif
+     only(BROKEN_COMMIT_FIRST, store_generation(GRADIENT_ADDED);)
      add_rows()
   fi
 }
@@ -862,11 +801,8 @@ init {
   atomic {
     current_round.round = 1;
     for (p : 0 .. WORKERS - 1) {
-#ifdef READER
-      if :: p == WORKERS - 1 -> run reader(p) :: else -> run worker(p) fi
-#else
-      run worker(p)
-#endif
+      only(READER, if :: p == WORKERS - 1 -> run reader(p) :: else -> run worker(p) fi)
+      unless(READER, run worker(p))
     }
     p = 0
   }

@@ -10,16 +10,9 @@
  * its fate. The table has room for all: which record a full table drops does not depend on the order of steps.
  *
  * Checked: what README.md says. At the end of a run one more wait is told all that is left.
+ *
+ * Unless a case says otherwise: VICTIMS=1 SWEEPERS=1 TELLERS=1
  */
-#ifndef VICTIMS
-#define VICTIMS 1
-#endif
-#ifndef SWEEPERS
-#define SWEEPERS 1
-#endif
-#ifndef TELLERS
-#define TELLERS 1
-#endif
 #define PROCESSES (VICTIMS + SWEEPERS + TELLERS)
 #define OBSERVER PROCESSES
 #define LANES 2
@@ -96,13 +89,9 @@ inline sweep() {
   do
   :: atomic { runs(me) && v < VICTIMS && !is_gone(v) -> v++ }
   :: atomic { runs(me) && v < VICTIMS && is_gone(v) -> seen = token[v] };
-#ifdef BROKEN_FREE_FIRST
-     free_entry();
+     only(BROKEN_FREE_FIRST, free_entry();)
      record();
-#else
-     record();
-     free_entry();
-#endif
+     unless(BROKEN_FREE_FIRST, free_entry();)
      step(v++)
   :: atomic { runs(me) && v == VICTIMS -> v = 0 }; break
   od
@@ -140,9 +129,7 @@ inline tell() {
 
 inline acquire_all() {
   atomic { runs(me) && lock[0] == NOBODY -> lock[0] = me };
-#ifndef BROKEN_ONE_LOCK
-  atomic { runs(me) && lock[1] == NOBODY -> lock[1] = me }
-#endif
+  unless(BROKEN_ONE_LOCK, atomic { runs(me) && lock[1] == NOBODY -> lock[1] = me })
 }
 inline release() {
   step(if :: lock[1] == me -> lock[1] = NOBODY :: else fi);
@@ -153,9 +140,7 @@ proctype teller(byte me) {
   byte v, i, at, seen;
   acquire_all();
   atomic { runs(me) -> due[0] = (dead[0] || failed[0]); due[VICTIMS - 1] = (dead[VICTIMS - 1] || failed[VICTIMS - 1]) };
-#ifndef BROKEN_TELL_FIRST
-  sweep();
-#endif
+  unless(BROKEN_TELL_FIRST, sweep();)
   tell();
   /* A process that was gone when the teller got the locks has been told of by now. */
   step(assert(!due[0] || told[0] == 1); assert(!due[VICTIMS - 1] || told[VICTIMS - 1] == 1));

@@ -17,26 +17,9 @@
  * out of the queue. A gradient that a take copied (LOOKS) is taken once, too, or dropped by advance_step. A take that
  * timed out or was cancelled consumed nothing. A cancelled take never goes on waiting. Without stops no gradient joins
  * a round that belongs to a living head.
+ *
+ * Unless a case says otherwise: TAKERS=2 APPLIERS=1 TURNS=1 GRADIENTS=2 MOST_REQUIRED=2 LOOKS=0
  */
-#ifndef TAKERS
-#define TAKERS 2
-#endif
-#ifndef APPLIERS
-#define APPLIERS 1
-#endif
-#ifndef TURNS
-#define TURNS 1
-#endif
-#ifndef GRADIENTS
-#define GRADIENTS 2
-#endif
-#ifndef MOST_REQUIRED
-#define MOST_REQUIRED 2
-#endif
-#ifndef LOOKS
-#define LOOKS 0
-#endif
-
 #ifdef SIBLINGS
 #define TAKING (TAKERS - 1)
 #define process_of(t) ((t) - ((t) > 0))
@@ -113,11 +96,7 @@ inline release() {
 #define entry_of(t) process_of(t)   /* the takers' processes attached in order */
 #define token_of(p) ((p) + 1)
 
-#ifdef BROKEN_ONE_BYTE
-#define life_byte entry_lock
-#else
-#define life_byte life_lock
-#endif
+#define life_byte only(BROKEN_ONE_BYTE, entry_lock) unless(BROKEN_ONE_BYTE, life_lock)
 #define others_hold(e) (life_byte[e] != NOBODY && life_byte[e] != my)
 #define has_token(t) (token[entry_of(t)] == token_of(process_of(t)))
 #define alive(t) ((process_of(t) == my && !on(BROKEN_OWN_PRESENCE)) \
@@ -156,17 +135,13 @@ inline join() {
   atomic {
     runs(my) ->
     ticket[me] = next_ticket; arrivals++; arrival[me] = arrivals;
-#ifndef BROKEN_SEEN_LATE
-    release()
-#endif
+    unless(BROKEN_SEEN_LATE, release())
   }
 }
 
 inline leave(t) {
   ticket[t] = 0; arrival[t] = 0; overdue[t] = false
-#ifdef BROKEN_TRIM
-  ; top = in_use
-#endif
+  only(BROKEN_TRIM, ; top = in_use)
 }
 
 inline wake_head() {
@@ -221,11 +196,7 @@ inline sweep() {
 #define the_round (applied + taken + dropped + 1)            /* every change of the round increments one of these */
 #define is_copied (on(BROKEN_LOOK_BLIND) -> copy_of != 0 : copy_of == the_round)
 
-#ifdef SIBLINGS
-#define takers_ended(p) (taker_ended[(p) + 1] && ((p) > 0 || taker_ended[0]))
-#else
-#define takers_ended(p) taker_ended[p]
-#endif
+#define takers_ended(p) (taker_ended[(p) only(SIBLINGS, + 1)] only(SIBLINGS, && ((p) > 0 || taker_ended[0])))
 
 proctype taker(byte me; byte my) {
   byte turns, u, looks, copy_of, copied;
@@ -238,9 +209,7 @@ next_take:
        if
        :: required[me] = 1
        :: required[me] = MOST_REQUIRED
-#ifdef PARTIALS
-       :: required[me] = 0
-#endif
+       only(PARTIALS, :: required[me] = 0)
        fi
      }
   :: atomic { runs(my) && turns == TURNS -> taker_ended[me] = true; ended[my] = takers_ended(my) };
@@ -251,9 +220,7 @@ take:
   if
   :: atomic { Session(); see(changed[me]) }
   :: atomic { runs(my) && lock_owner != NOBODY && was_cancelled(me) -> skip }; goto give_up
-#ifdef TIMEOUTS
-  :: atomic { runs(my) && lock_owner != NOBODY -> skip }; goto give_up            /* lock_deadline */
-#endif
+  only(TIMEOUTS, :: atomic { runs(my) && lock_owner != NOBODY -> skip }; goto give_up)  /* lock_deadline */
   fi;
 look:
   if
@@ -316,9 +283,7 @@ wait_turn:
   :: atomic { runs(my) && head == me && is_reached(me) -> skip }
 #endif
 #endif
-#ifdef TIMEOUTS
-  :: atomic { runs(my) && !expired -> expired = true }
-#endif
+  only(TIMEOUTS, :: atomic { runs(my) && !expired -> expired = true })
   fi;
   goto take;
 
@@ -330,10 +295,7 @@ tell:
 give_up:                            /* timed out or cancelled: nothing was consumed, no lock is held */
   if
   :: atomic { runs(my) && ticket[me] != 0 -> leave(me) };
-#ifndef BROKEN_LEAVE_SILENT
-     atomic { wake_head() };
-     turn()
-#endif
+     unless(BROKEN_LEAVE_SILENT, atomic { wake_head() }; turn())
   :: atomic { runs(my) && ticket[me] == 0 -> skip }
   fi;
   step(expired = false; taking[me] = false; to_be_cancelled[me] = false; looks = 0; copy_of = 0; copied = 0);
@@ -376,9 +338,7 @@ look:
   atomic { runs(my) -> see_late(turned[me]); h = 0; owned = false; release() };
   if
   :: atomic { runs(my) && turned[me] -> skip }
-#ifndef NO_SLICES
-  :: atomic { runs(my) && !(must_wait(head) && alive(head)) -> skip }
-#endif
+  unless(NO_SLICES, :: atomic { runs(my) && !(must_wait(head) && alive(head)) -> skip })
 #if STOPS
   :: atomic { runs(my) && must_wait(head) && alive(head) && patient_with != ticket[head] ->
        patient_with = ticket[head] }
@@ -446,8 +406,7 @@ active proctype quiescence() {
     :: stopped == NOBODY || lock_owner != stopped ->
        for (p : 0 .. TAKERS - 1) { assert(!waits_in_vain(p)) }
        for (p : TAKING .. PROCESSES - 1) { assert(is_through(p)) }
-    :: else
-    fi;
+    :: else fi;
     for (p : 0 .. TAKERS - 1) { assert(!was_cancelled_in_vain(p)) }
   }
 }

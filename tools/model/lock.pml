@@ -11,13 +11,9 @@
  * Checked, too: the semaphore stays between 0 and THREADS; whatever the dead have left in it, all others get through.
  * If nobody died, a permit is left for the next process. With -DNO_SLICES (no deaths, no stops) permits alone bring
  * everyone through: a slice is needed only after a death.
+ *
+ * Unless a case says otherwise: THREADS=3 ROUNDS=2
  */
-#ifndef THREADS
-#define THREADS 3
-#endif
-#ifndef ROUNDS
-#define ROUNDS 2
-#endif
 #ifdef SIBLINGS
 #define PROCESSES (THREADS - 1)
 #define process_of(t) ((t) - ((t) > 0))
@@ -34,7 +30,6 @@
 
 byte semaphore = 1;                 /* a hint and a queue */
 byte record_lock = NOBODY;          /* the truth: the process that holds byte LOCK */
-byte recorded_owner = NOBODY;       /* only the broken variants use it */
 bool mutex_held[PROCESSES];         /* in the process's own memory, so it dies with the process */
 bool owns[THREADS];                 /* acquire has returned to this thread as owner */
 bool ended[THREADS];
@@ -58,26 +53,7 @@ inline now_owner() {
   assert(number_of_owners == 1)
 }
 
-#if defined(BROKEN_OWNER_GAP) || defined(BROKEN_OWNER_WAIT)
-
-#define may_take_over (recorded_owner == NOBODY -> on(BROKEN_OWNER_GAP) : dead[recorded_owner])
-
-inline acquire() {
-  if
-  :: atomic { runs(my) && semaphore > 0 -> semaphore--; now_owner() };    /* sem_clockwait */
-     step(recorded_owner = my)      /* the gap lies between these two */
-  :: atomic { runs(my) && semaphore == 0 && may_take_over -> recorded_owner = my; now_owner() }
-  fi
-}
-
-inline release() {
-  atomic { runs(my) -> owns[me] = false; recorded_owner = NOBODY };
-  step(semaphore++)
-}
-
-#else
-
-#define lock_is_mine_to_take (record_lock == NOBODY || record_lock == my)
+#define lock_is_mine_to_take (record_lock == NOBODY || record_lock == my || on(BROKEN_PERMIT_ALONE))
 
 inline set_record_lock() {
   record_lock = my; now_owner()
@@ -97,7 +73,7 @@ inline acquire() {
         :: atomic { runs(my) && lock_is_mine_to_take -> set_record_lock() }; break
         :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }   /* the permit is dropped */
         fi
-#ifndef NO_SLICES
+#if !defined(NO_SLICES) && !defined(BROKEN_ONLY_PERMITS)
      :: atomic { runs(my) && lock_is_mine_to_take -> set_record_lock() }; break   /* a slice is over */
 #endif
      :: atomic { runs(my) && !lock_is_mine_to_take -> mutex_held[my] = false }; break  /* the last slice */
@@ -118,17 +94,10 @@ inline release() {
 #else
   step(record_lock = NOBODY);                                 /* F_UNLCK */
   atomic { runs(my) -> none_left = (semaphore == 0) };            /* sem_getvalue */
-  if
-  :: none_left -> atomic { runs(my) -> semaphore++; none_left = false; assert(semaphore <= THREADS) }
-  :: else
-  fi;
+  if :: none_left -> atomic { runs(my) -> semaphore++; none_left = false; assert(semaphore <= THREADS) } :: else fi;
 #endif
-#ifndef BROKEN_NO_MUTEX
-  step(mutex_held[my] = false)
-#endif
+  unless(BROKEN_NO_MUTEX, step(mutex_held[my] = false))
 }
-
-#endif
 
 proctype thread(byte me; byte my) {
   byte round;

@@ -23,17 +23,10 @@
  * Checked, in more detail: a process that removes the name removes it from the file it means. clean removes no file
  * that a living process is attached to, itself included, and no semaphore of a file that has the name or is being
  * made. Every living process gets through, unless the holder of the lock byte for the name is stopped.
+ *
+ * Unless a case says otherwise: USERS=2 TURNS=1 FILES=5
  */
 #define PROCESSES 3
-#ifndef USERS
-#define USERS 2
-#endif
-#ifndef TURNS
-#define TURNS 1
-#endif
-#ifndef FILES
-#define FILES 5                     /* file 0: none */
-#endif
 #define OBSERVER PROCESSES
 #define CHILD 1
 #define finished(p) (ended[p] && !attached[p])
@@ -146,14 +139,10 @@ inline leave_no_semaphore() {
 
 /* Opens the semaphore, claims a presence, looks a second time. */
 inline enter() {
-#ifndef BROKEN_ORPHAN
-  open_semaphore();
-#endif
+  unless(BROKEN_ORPHAN, open_semaphore();)
   claim();
   if
-#ifdef FAILS
-  :: step(failed = true); leave_no_semaphore()
-#endif
+  only(FAILS, :: step(failed = true); leave_no_semaphore())
   :: step(skip);
 #ifdef BROKEN_LOOK_FREE
      if
@@ -165,9 +154,7 @@ inline enter() {
      lock_name(); look_again(); unlock_name()
 #endif
   fi;
-#ifdef BROKEN_ORPHAN
-  when(attached[me], open_semaphore())
-#endif
+  only(BROKEN_ORPHAN, when(attached[me], open_semaphore()))
 }
 
 /* Leaves the process attached, or with no file open (not found, or failed). */
@@ -212,17 +199,11 @@ inline create_segment() {
     :: else -> break
     od;
     unlinked[mine] = false; given_up[mine] = false;
-#ifdef STRANGER
-    belongs_to_stranger[mine] = is_stranger(me);
-#endif
-#ifndef BROKEN_FLOCK_LATE
-    being_made[mine] = me;
-#endif
+    only(STRANGER, belongs_to_stranger[mine] = is_stranger(me);)
+    unless(BROKEN_FLOCK_LATE, being_made[mine] = me;)
     semaphore[mine] = true; making[me] = true
   };
-#ifdef BROKEN_FLOCK_LATE
-  step(being_made[mine] = me);
-#endif
+  only(BROKEN_FLOCK_LATE, step(being_made[mine] = me);)
   if
   :: atomic { runs(me) && name == 0 -> name = mine; making[me] = false };  /* linkat */
      step(being_made[mine] = (being_made[mine] == me -> NOBODY : being_made[mine]));
@@ -262,14 +243,10 @@ inline open_again() {
 }
 
 inline unlink() {
-#ifndef BROKEN_UNLINK_RACE
-  lock_name();
-#endif
+  unless(BROKEN_UNLINK_RACE, lock_name();)
   step(unlinked[mine] = true; given_up[mine] = true);
   remove_names();
-#ifndef BROKEN_UNLINK_RACE
-  unlock_name()
-#endif
+  unless(BROKEN_UNLINK_RACE, unlock_name())
 }
 
 #define in_use (somebody_else_is_present || (presence[me] && !on(BROKEN_OWN_PRESENCE)))
@@ -280,9 +257,7 @@ inline unlink_unused() {
   if
   :: atomic { runs(me) && (in_use || name != mine) -> skip }
   :: atomic { runs(me) && !(in_use || name != mine) -> skip };
-#ifdef BROKEN_CLEAN_MARKS
-     step(unlinked[mine] = true);
-#endif
+     only(BROKEN_CLEAN_MARKS, step(unlinked[mine] = true);)
      step(assert_nobody_lives_here);
      remove_names()
   fi;
@@ -325,11 +300,8 @@ inline remove_orphan() {
 #define is_being_made(f) (semaphore[f] && being_made[f] != NOBODY)
 /* _semaphore_is_orphaned: is it being made? If not, does a segment with this token have the name? */
 inline clean_semaphore() {
-#ifdef BROKEN_ASKED_LATE
-  when(name != f, when(!is_being_made(f), remove_orphan()))
-#else
-  when(!is_being_made(f), when(name != f, remove_orphan()))
-#endif
+  only(BROKEN_ASKED_LATE, when(name != f, when(!is_being_made(f), remove_orphan())))
+  unless(BROKEN_ASKED_LATE, when(!is_being_made(f), when(name != f, remove_orphan())))
 }
 
 inline clean() {
@@ -347,9 +319,7 @@ inline clean() {
 /* What an attached process does; the caller closes the file. */
 inline use() {
   do
-#ifdef REOPENS
-  :: atomic { runs(me) && !reopened -> reopened = true }; open_again()
-#endif
+  only(REOPENS, :: atomic { runs(me) && !reopened -> reopened = true }; open_again())
 #ifdef FORKS
   :: atomic { runs(me) && !forked && me != CHILD ->
        forked = true; ended[CHILD] = false; file[CHILD] = mine
@@ -423,10 +393,7 @@ proctype cleaner(byte me) {
 #ifdef LOSES
 /* An outsider removes a semaphore, at any moment or never. */
 active proctype loser() {
-  if
-  :: atomic { name != 0 && semaphore[name] -> remove_semaphore(name) }
-  :: skip
-  fi
+  if :: atomic { name != 0 && semaphore[name] -> remove_semaphore(name) } :: skip fi
 }
 #endif
 
@@ -457,13 +424,9 @@ init {
   atomic {
     for (p : 0 .. PROCESSES - 1) {
       if
-#ifdef FORKS
-      :: p == CHILD -> ended[p] = true; run child(p)
-#endif
+      only(FORKS, :: p == CHILD -> ended[p] = true; run child(p))
       :: p != CHILD && p < USERS -> run user(p)
-#ifndef FORKS
-      :: p == CHILD && p < USERS -> run user(p)
-#endif
+      unless(FORKS, :: p == CHILD && p < USERS -> run user(p))
       :: p >= USERS -> run cleaner(p)
       fi
     }

@@ -16,22 +16,15 @@
  * Checked, in more detail: a process that has claimed is below `top`, holds both locks of its entry and has its token
  * there, until it leaves. At the end of a run a sweep lowers `top` to the last entry in use, unless a process is
  * stopped.
+ *
+ * Unless a case says otherwise: PROCESSES=3 TURNS=1 ENTRIES=3
  */
-#ifndef PROCESSES
-#define PROCESSES 3
-#endif
 #ifdef SIBLINGS
 #define THREADS (PROCESSES + 1)
 #define process_of(t) ((t) == PROCESSES -> 0 : (t))
 #else
 #define THREADS PROCESSES
 #define process_of(t) (t)
-#endif
-#ifndef TURNS
-#define TURNS 1
-#endif
-#ifndef ENTRIES
-#define ENTRIES 3
 #endif
 #define OBSERVER PROCESSES
 #define NONE 255
@@ -62,11 +55,7 @@ byte claims[PROCESSES + 1];         /* how often it drew a token */
 byte has[PROCESSES + 1] = NONE;     /* the entry that it has claimed and not left */
 byte fallen;                        /* how many have died */
 bool ended[THREADS + 1];
-#ifdef SIBLINGS
-#define finished(p) (ended[p] && ((p) != 0 || ended[PROCESSES]) && has[p] == NONE)
-#else
-#define finished(p) (ended[p] && has[p] == NONE)
-#endif
+#define finished(p) (ended[p] only(SIBLINGS, && ((p) != 0 || ended[PROCESSES])) && has[p] == NONE)
 
 inline kernel_drops_locks(p) {
   if :: lock_owner != NOBODY && process_of(lock_owner) == p -> lock_owner = NOBODY :: else fi;
@@ -103,9 +92,7 @@ inline claim() {
      do
      :: atomic { runs(my) && e < ENTRIES && !is_free(presence_lock[e]) -> e++ }
      :: atomic { runs(my) && e < ENTRIES && is_free(presence_lock[e]) -> presence_lock[e] = my };
-#ifndef BROKEN_TOP_LATE
-        raise_top();
-#endif
+        unless(BROKEN_TOP_LATE, raise_top();)
         if
         :: atomic { runs(my) && token[e] != 0 -> met_dead = true };
            step(presence_lock[e] = NOBODY; e++)
@@ -114,16 +101,10 @@ inline claim() {
         :: atomic { runs(my) && token[e] == 0 && life_lock[e] == NOBODY ->
              life_lock[e] = my; claims[my]++; own_token[my] = fresh_token
            };
-#ifdef BROKEN_INDEX_LATE
+           unless(BROKEN_INDEX_LATE, step(index[my] = e);)
            step(token[e] = own_token[my]; has[my] = e; check_places);
-           step(index[my] = e);
-#else
-           step(index[my] = e);
-           step(token[e] = own_token[my]; has[my] = e; check_places);
-#endif
-#ifdef BROKEN_TOP_LATE
-           raise_top();
-#endif
+           only(BROKEN_INDEX_LATE, step(index[my] = e);)
+           only(BROKEN_TOP_LATE, raise_top();)
            step(claimed[my] = true; gil[my] = NOBODY);
            break
         fi
@@ -170,10 +151,7 @@ inline sweep(patient) {
         if
         :: atomic { runs(my) && is_own && t == own_token[my] -> e++; t = 0 }
         :: atomic { runs(my) && !is_own && token[e] == t -> skip };
-           if
-           :: atomic { runs(my) && alive -> e++; t = 0 }
-           :: atomic { runs(my) && !alive -> skip }; free_entry()
-           fi
+           if :: atomic { runs(my) && alive -> e++; t = 0 } :: atomic { runs(my) && !alive -> skip }; free_entry() fi
         :: atomic { runs(my) && (is_own && t != own_token[my] || !is_own && token[e] != t) -> skip };
            free_entry()
         fi
@@ -186,11 +164,8 @@ inline sweep(patient) {
         if
         :: atomic { runs(my) && !is_free(presence_lock[e]) -> skip }; break
         :: atomic { runs(my) && is_free(presence_lock[e]) -> presence_lock[e] = my };
-#ifdef BROKEN_LOOK_ONCE
-           last_use();
-#else
-           when(token[e] == 0, last_use());
-#endif
+           only(BROKEN_LOOK_ONCE, last_use();)
+           unless(BROKEN_LOOK_ONCE, when(token[e] == 0, last_use());)
            step(presence_lock[e] = NOBODY; check_places)
         fi
      od;
@@ -208,10 +183,7 @@ inline first_operation() {
   :: atomic { runs(my) && e < ENTRIES && !met_dead -> e = 0 }
   :: atomic { runs(my) && e < ENTRIES && met_dead -> e = 0; met_dead = false }; sweep(false)
   :: atomic { runs(my) && e == ENTRIES -> before = fallen };
-#ifndef BROKEN_FULL
-     sweep(true);
-     claim()
-#endif
+     unless(BROKEN_FULL, sweep(true); claim())
   fi;
   step(refused = (e == ENTRIES);                             /* an error */
        assert(!refused || !met_dead || unswept || fallen != before);
@@ -252,10 +224,7 @@ active proctype observer() {
     check_places;
     assert(everyone_is_through || (stopped != NOBODY))
   };
-  if
-  :: stopped == NOBODY -> claim(); sweep(true)
-  :: else -> goto end
-  fi;
+  if :: stopped == NOBODY -> claim(); sweep(true) :: else -> goto end fi;
   if :: claimed[OBSERVER] -> assert(top > 0 && token[top - 1] != 0) :: else fi;
 end: skip
 }

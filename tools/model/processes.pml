@@ -18,14 +18,9 @@
  *
  * Memory is sequentially consistent here; README.md ("What the models do not show") says why that is sound. A killed
  * process leaves a prefix of its stores in program order: release stores keep the compiler to it.
+ *
+ * Unless a case says otherwise: DEATHS=0 STOPS=0
  */
-#ifndef DEATHS
-#define DEATHS 0
-#endif
-#ifndef STOPS
-#define STOPS 0
-#endif
-
 #define NOBODY 255
 
 bool dead[PROCESSES + 1];  /* number PROCESSES: a model's observer, which never dies or stops */
@@ -52,7 +47,7 @@ byte stopped = NOBODY;
 #define dropped_by(p, holder) holder = (holder == p -> NOBODY : holder)
 
 /* on(FLAG) is 1 if spin was called with -DFLAG, else 0. (FLAG expands to 1, IS_1 to "0,": so the 1 is second, not 0.)
- * Each way in which a model may be broken is such a flag. Where only a broken variant reads a variable, use #ifdef:
+ * Each way in which a model may be broken is such a flag. Where only a broken variant reads a variable, use `only`:
  * else spin keeps the variable in the states of all variants.
  */
 #define on(flag) is_one(flag)
@@ -60,3 +55,13 @@ byte stopped = NOBODY;
 #define second_of(...) second_argument(__VA_ARGS__)
 #define second_argument(first, second, ...) second
 #define IS_1 0,
+
+/* only(FLAG, steps) and unless(FLAG, steps) are these steps, or nothing. */
+#define only(flag, ...) choice(only, on(flag))(__VA_ARGS__)
+#define unless(flag, ...) choice(unless, on(flag))(__VA_ARGS__)
+#define choice(what, bit) pasted(what, bit)
+#define pasted(what, bit) what##_if_##bit
+#define only_if_1(...) __VA_ARGS__
+#define only_if_0(...)
+#define unless_if_1(...)
+#define unless_if_0(...) __VA_ARGS__

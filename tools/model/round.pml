@@ -20,26 +20,9 @@
  * finish takes nothing, and an apply is refused. Every living process gets through, except takes whose number is not
  * reached, and processes that wait for a stopped one: it has a lock that they need, or the round, or a lock that the
  * round's holder needs. With -DNO_SLICES (no deaths, no stops) wake-ups suffice.
+ *
+ * Unless a case says otherwise: CHIEFS=2 WORKERS=1 TURNS=1 GRADIENTS=2 LANES=2 MOST_REQUIRED=2
  */
-#ifndef CHIEFS
-#define CHIEFS 2
-#endif
-#ifndef WORKERS
-#define WORKERS 1
-#endif
-#ifndef TURNS
-#define TURNS 1
-#endif
-#ifndef GRADIENTS
-#define GRADIENTS 2
-#endif
-#ifndef LANES
-#define LANES 2
-#endif
-#ifndef MOST_REQUIRED
-#define MOST_REQUIRED 2
-#endif
-
 #ifdef PARTIAL
 #define APPLYING (WORKERS + 1)      /* the last is the partial's */
 #else
@@ -135,18 +118,14 @@ inline release(wants_next) {
 
 /* ---- wait_queue.hpp ---- */
 inline join() {
-  if
-  :: first == NOBODY -> first = me
-  :: first != NOBODY && first != me && second == NOBODY -> second = me
-  :: else
-  fi
+  if :: first == NOBODY -> first = me :: first != NOBODY && first != me && second == NOBODY -> second = me
+  :: else fi
 }
 inline leave(c) {
   if
   :: first == c -> first = second; second = NOBODY
   :: second == c -> second = NOBODY
-  :: else
-  fi
+  :: else fi
 }
 #define dead_in_front (first != NOBODY && dead[first])
 /* Reads the futex word first thing under the lock, then sweeps. One step, since a process that dies in a sweep
@@ -174,22 +153,15 @@ inline wake_head() {
 inline next_round() {
   round_now++;
   step_now++;
-#ifdef BROKEN_ADVANCE_KEEPS
-  if :: holder == me || !really_open -> holder_serial = 0; holder = NOBODY :: else fi;
-#else
-  holder_serial = 0; holder = NOBODY;
-#endif
+  only(BROKEN_ADVANCE_KEEPS, if :: holder == me || !really_open -> holder_serial = 0; holder = NOBODY :: else fi;)
+  unless(BROKEN_ADVANCE_KEEPS, holder_serial = 0; holder = NOBODY;)
   owed = 0; in_round = 0
 }
 
 inline commit_of_round(wants_next) {  /* ends an operation after which others may go on */
   release(wants_next);
-#if !defined(BROKEN_SILENT_END) && !defined(BROKEN_SILENT_APPLIES)
-  announce_progress();
-#endif
-#ifndef BROKEN_SILENT_END
-  wake_head()
-#endif
+  unless(BROKEN_SILENT_END, unless(BROKEN_SILENT_APPLIES, announce_progress();))
+  unless(BROKEN_SILENT_END, wake_head())
 }
 
 inline check_taken() {
@@ -199,11 +171,7 @@ inline check_taken() {
 }
 
 #define is_free_to_take ((!round_is_open || on(BROKEN_ROBS)) && (first == NOBODY || first == me))
-#ifdef BROKEN_FINISH_BEFORE
-#define is_ended (is_finished && !joined)
-#else
-#define is_ended is_finished
-#endif
+#define is_ended (is_finished only(BROKEN_FINISH_BEFORE, && !joined))
 #define may_take (is_free_to_take && total >= required[me] && !is_ended)
 
 inline open_round() {
@@ -215,9 +183,7 @@ inline open_round() {
     opened++; serial = opened; holder_serial = serial; holder = me;
     handed = pending; owed = handed;
     assert(!after_finish);
-#ifdef BROKEN_CONSUMES_EARLY
-    round_now++; step_now++; in_round = 0;
-#endif
+    only(BROKEN_CONSUMES_EARLY, round_now++; step_now++; in_round = 0;)
     leave(me)
   }
 }
@@ -309,8 +275,7 @@ proctype chief(byte me) {
      if
      :: serial != 0 -> consume_round()       /* after the block */
      :: serial != 0 -> give_up_round(serial); step(serial = 0; handed = 0)
-     :: else
-     fi;
+     :: else fi;
      step(ended[me] = (turns == TURNS))
   :: else -> break
   od
@@ -349,9 +314,7 @@ inline acquire_one() {
 }
 
 inline put_in() {
-#ifndef BROKEN_SPREAD_LATE
-  mark_spread();
-#endif
+  unless(BROKEN_SPREAD_LATE, mark_spread();)
   atomic {
     runs(me) ->
     assert(!really_open);
@@ -360,8 +323,7 @@ inline put_in() {
     if
     :: lane_round[l] != round_now ->
        lane_round[l] = round_now; lane_count[l] = 0; lane_set[l] = 0; lane_has[l] = false
-    :: else
-    fi;
+    :: else fi;
     lane_count[l]++;
     lane_set[l] = lane_set[l] | gradient;
     buffered[l] = true;
@@ -370,17 +332,13 @@ inline put_in() {
     assert(in_round <= 1);
     head = first
   };
-#ifdef BROKEN_SPREAD_LATE
-  mark_spread();
-#endif
+  only(BROKEN_SPREAD_LATE, mark_spread();)
   wake_head_if_reached()
 }
 
 /* `head` may be read before the commit: nobody can join the queue while this lane's lock is held. */
 inline wake_head_if_reached() {
-#ifndef BROKEN_NO_BARRIER
-  step(buffered[l] = false);        /* full_barrier */
-#endif
+  unless(BROKEN_NO_BARRIER, step(buffered[l] = false);)  /* full_barrier */
   atomic { runs(me) -> reached = (head != NOBODY && seen_total(l) >= required[head]) };
   release(NOBODY);
   step(if :: reached -> changed[head] = true :: else fi; reached = false; head = 0)
@@ -389,18 +347,13 @@ inline wake_head_if_reached() {
 proctype applier(byte me) {
   byte gradients, l, gradient, computed_for, blocks_before, head;
   bool everywhere, reached, began_after;
-#ifdef BROKEN_LOOK_FREE
-  bool had;
-#endif
+  only(BROKEN_LOOK_FREE, bool had;)
 
   do
   :: gradients < GRADIENTS ->
      atomic {
        runs(me) ->                  /* it reads the parameters */
-       if
-       :: computed_for = step_now
-       :: computed_for = NEVER_STALE
-       fi;
+       if :: computed_for = step_now :: computed_for = NEVER_STALE fi;
        blocks_before = blocks;
        began_after = is_finished;
        gradient = 1 << ((me - CHIEFS) * GRADIENTS + gradients);
@@ -409,9 +362,7 @@ proctype applier(byte me) {
      };
      do
      ::
-#ifdef BROKEN_LOOK_FREE
-        step(had = has(OWN_LANE));
-#endif
+        only(BROKEN_LOOK_FREE, step(had = has(OWN_LANE));)
         if
 #ifdef BROKEN_SPREAD_ONE_LOCK
         :: atomic { runs(me) && everywhere && lock[0] == NOBODY -> lock[0] = me; wants[me] = 0; l = 0 }
@@ -429,9 +380,7 @@ proctype applier(byte me) {
            release(NOBODY);
            if
            :: atomic { runs(me) && progressed[me] -> skip }
-#ifndef NO_SLICES
-           :: atomic { runs(me) && (is_finished || !round_is_open) -> skip }
-#endif
+           unless(NO_SLICES, :: atomic { runs(me) && (is_finished || !round_is_open) -> skip })
            fi
         :: atomic { runs(me) && !is_refused && !must_wait && must_look_everywhere -> everywhere = true };
            release(NOBODY)
@@ -521,9 +470,7 @@ init {
 #ifdef CHANGER
     run changer(CHANGER);
 #endif
-#ifdef CLOSER
-    run closer(0);
-#endif
+    only(CLOSER, run closer(0);)
     p = 0
   }
 }

@@ -5,15 +5,11 @@
  *
  * Abstracted, besides what README.md says: the undo log is complete before the journal's stamp. An index is a stamp
  * and, for each id, the slots that its entries lead to. Updates of a row alone are left out: they change no stamp.
+ *
+ * Unless a case says otherwise: TURNS=3 READS=1
  */
 #define PROCESSES 3
 #define READER 2
-#ifndef TURNS
-#define TURNS 3
-#endif
-#ifndef READS
-#define READS 1
-#endif
 #define SLOTS 3
 #define NONE 9
 
@@ -64,16 +60,11 @@ inline put_back() {
   i = 0;
   do
   :: atomic { runs(p) && i < rows ->
-#ifdef BROKEN_BELOW_ROWS
-       if :: saved_stamp[i] % 2 == 0 -> stamp[i] = saved_stamp[i] :: else fi
-#else
-       id[i] = saved_id[i]
-#endif
+       only(BROKEN_BELOW_ROWS, if :: saved_stamp[i] % 2 == 0 -> stamp[i] = saved_stamp[i] :: else fi)
+       unless(BROKEN_BELOW_ROWS, id[i] = saved_id[i])
      };
      atomic { runs(p) ->
-#ifndef BROKEN_BELOW_ROWS
-       stamp[i] = saved_stamp[i];
-#endif
+       unless(BROKEN_BELOW_ROWS, stamp[i] = saved_stamp[i];)
        i++ }
   :: atomic { runs(p) && i >= rows -> i = 0; break }
   od;
@@ -83,9 +74,7 @@ inline put_back() {
 /* Chooses the slot that the new id gets. */
 inline next_free() {
   if
-#ifdef BROKEN_GIVES_FREED
-  :: removes != NONE -> slot = gone
-#endif
+  only(BROKEN_GIVES_FREED, :: removes != NONE -> slot = gone)
   :: rows > 0 && is_free(0) -> slot = 0
   :: rows > 1 && is_free(1) -> slot = 1
   :: rows > 2 && is_free(2) -> slot = 2
@@ -129,14 +118,10 @@ proctype chief(byte p) {
        if :: removes != NONE -> removing[removes] = 1; if :: wanted == removes -> must = 0 :: else fi :: else fi };
      if
      :: atomic { runs(p) && adds != NONE -> skip };
-#ifndef BROKEN_STAMP_LATE
-        atomic { runs(p) -> stamp[slot] = 2 * (generation + 1) };               /* give */
-#endif
+        unless(BROKEN_STAMP_LATE, atomic { runs(p) -> stamp[slot] = 2 * (generation + 1) };)  /* give */
         atomic { runs(p) -> word[2 * slot] = adds };
         atomic { runs(p) -> word[2 * slot + 1] = adds };
-#ifdef BROKEN_STAMP_LATE
-        atomic { runs(p) -> stamp[slot] = 2 * (generation + 1) };
-#endif
+        only(BROKEN_STAMP_LATE, atomic { runs(p) -> stamp[slot] = 2 * (generation + 1) };)
         atomic { runs(p) -> id[slot] = adds };                                  /* name */
         if
         :: atomic { runs(p) && grows -> built[1 - place] = generation + 1; entries[2 * (1 - place)] = 0;
@@ -146,8 +131,7 @@ proctype chief(byte p) {
                 if
                 :: (i < rows && in_use(i) && !(removes != NONE && i == gone)) || i == slot ->
                      entries[2 * (1 - place) + id[i]] = entries[2 * (1 - place) + id[i]] | (1 << i)
-                :: else
-                fi;
+                :: else fi;
                 i++ }
            :: atomic { runs(p) && i == SLOTS -> i = 0; break }
            od
@@ -172,11 +156,7 @@ proctype chief(byte p) {
 }
 
 #define is_as_before (id[slot] == wanted && (stamp[slot] == before || on(BROKEN_ID_ALONE)))
-#ifdef BROKEN_PLACE
-#define index_has_changed (place != at_place)
-#else
-#define index_has_changed (index_stamp != at_stamp)
-#endif
+#define index_has_changed (only(BROKEN_PLACE, place != at_place) unless(BROKEN_PLACE, index_stamp != at_stamp))
 proctype reader() {
   byte reads = READS;
   byte at_generation, at_rows, at_place, at_stamp;

@@ -11,16 +11,9 @@
  * applies nothing that it computed before a load: in reality workers do not outlive a load.
  *
  * Checked, too: at the end of a run the parameters hold no half of an update, unless the journal can undo it.
+ *
+ * Unless a case says otherwise: CHIEFS=2 TURNS=2 GRADIENTS=2
  */
-#ifndef CHIEFS
-#define CHIEFS 2
-#endif
-#ifndef TURNS
-#define TURNS 2
-#endif
-#ifndef GRADIENTS
-#define GRADIENTS 2
-#endif
 #define WORKER CHIEFS
 #if defined(ADVANCER)
 #define PROCESSES (CHIEFS + 2)
@@ -74,8 +67,7 @@ inline consume_round() {
   :: final == 2 && !skipped[step] ->
        want = want + digit(step);
        assert(half_loaded || (word[0] == want && word[1] == want))
-  :: else
-  fi;
+  :: else fi;
   assert(final != 1 || on(BROKEN_ENDS) || on(BROKEN_ADVANCES));
   step++; final = 0; final_serial = 0; holder = NOBODY; pending = 0
 }
@@ -131,34 +123,21 @@ proctype chief(byte p) {
      :: atomic { runs(p) && (lost || was_in) -> owner = NOBODY; if :: lost -> goto out :: else -> goto leave fi }
      :: atomic { runs(p) && !lost && !was_in -> skip }
      fi;
-#ifdef BROKEN_STAMP_LATE
-     step(if :: !skips -> saved[0] = word[0]; word[0] = word[0] + digit(at) :: else fi);
-#endif
+     only(BROKEN_STAMP_LATE, step(if :: !skips -> saved[0] = word[0]; word[0] = word[0] + digit(at) :: else fi);)
      atomic { runs(p) -> records = 0 };
      atomic { runs(p) -> journal = generation + 1; i = 0 };                     /* begin of the lane */
-#ifdef BROKEN_STAMP_LATE
-     atomic { runs(p) -> if :: !skips -> i = 1; records = 1 :: else fi };
-#endif
+     only(BROKEN_STAMP_LATE, atomic { runs(p) -> if :: !skips -> i = 1; records = 1 :: else fi };)
      do                                                                       /* save, publish, apply_rule */
      :: atomic { runs(p) && !skips && i < 2 -> saved[i] = word[i] };
-#ifdef BROKEN_SAVE_LATE
-        atomic { runs(p) -> word[i] = word[i] + digit(at) };
-        atomic { runs(p) -> records = i + 1; i++ }
-#else
-        atomic { runs(p) -> records = i + 1 };
-        atomic { runs(p) -> word[i] = word[i] + digit(at); i++ }
-#endif
+        only(BROKEN_SAVE_LATE, atomic { runs(p) -> word[i] = word[i] + digit(at) };)
+        atomic { runs(p) -> records = i + 1 only(BROKEN_SAVE_LATE, ; i++) };
+        unless(BROKEN_SAVE_LATE, atomic { runs(p) -> word[i] = word[i] + digit(at); i++ })
      :: atomic { runs(p) && (skips || i == 2) -> i = 0; break }
      od;
-#ifdef BROKEN_STEP_EARLY
-     atomic { runs(p) -> pstep = at + 1 };
-#else
-     atomic { runs(p) -> new_step = at + 1; new_needs = generation + 1 };       /* commit */
-#endif
+     only(BROKEN_STEP_EARLY, atomic { runs(p) -> pstep = at + 1 };)
+     unless(BROKEN_STEP_EARLY, atomic { runs(p) -> new_step = at + 1; new_needs = generation + 1 };)  /* commit */
      atomic { runs(p) -> generation++; if :: skips && at == step -> skipped[at] = 1 :: else fi;
-#ifdef BROKEN_MARK_LATE
-       if :: is_open -> final = 1; final_serial = mine :: else fi
-#endif
+       only(BROKEN_MARK_LATE, if :: is_open -> final = 1; final_serial = mine :: else fi)
      };
      atomic { runs(p) -> settle(); owner = NOBODY };
 #ifndef BROKEN_NOT_FINAL
@@ -171,13 +150,9 @@ leave:
           if
           :: is_open && final == 1 && !on(BROKEN_ENDS) -> holder = NOBODY
           :: is_open && (final != 1 || on(BROKEN_ENDS)) -> consume_round()
-          :: else
-          fi }
+          :: else fi }
      :: atomic { runs(p) ->                                                   /* leaves it by an exception */
-          if
-          :: is_open -> holder = NOBODY; final = (on(BROKEN_EXCEPTION) -> 0 : final)
-          :: else
-          fi }
+          if :: is_open -> holder = NOBODY; final = (on(BROKEN_EXCEPTION) -> 0 : final) :: else fi }
      fi;
 out: skip
   :: atomic { runs(p) && turns == 0 -> through[p] = true; break }
@@ -197,8 +172,7 @@ proctype worker(byte p) {
        :: at == step && load == loads && step < STEPS && !held && final == 0 && !pending ->
             assert(half_loaded || (first == want && second == want));
             pending = 1
-       :: else
-       fi;
+       :: else fi;
        first = 0; second = 0 }
   :: atomic { runs(p) && left == 0 -> through[p] = true; break }
   od
@@ -225,9 +199,7 @@ proctype loading(byte p) {
        word[0] = 0; word[1] = 0; pstep = 0; generation++; owner = NOBODY; loader = (on(BROKEN_LOAD) -> loader : p)
      }
   fi;
-#ifdef BROKEN_LOAD_ENDS
-  atomic { runs(p) && owner == NOBODY -> loader = NOBODY };
-#endif
+  only(BROKEN_LOAD_ENDS, atomic { runs(p) && owner == NOBODY -> loader = NOBODY };)
   atomic { runs(p) ->                                                         /* restore of the accumulator */
     step = 0; holder = NOBODY; final = 0; final_serial = 0; pending = 0;
     want = 0; skipped[0] = 0; skipped[1] = 0; skipped[2] = 0; skipped[3] = 0; loads++ };
@@ -245,9 +217,7 @@ init {
     run chief(1);
 #endif
     run worker(WORKER);
-#ifdef ADVANCER
-    run advancer(HELPER)
-#endif
+    only(ADVANCER, run advancer(HELPER))
 #ifdef LOADERS
     run loading(HELPER);
 #if LOADERS > 1

@@ -41,6 +41,7 @@ _RATIOS = (
     ("means", "bare means"),
     ("update", "bare update"),
     ("round with update", "round without update"),
+    ("round with update", "bare call to each node"),
 )
 
 _WORKERS = """
@@ -90,6 +91,9 @@ class Keeper:
     def keep(self, piece: tuple[Any, ...]) -> None:
         """Take a piece."""
         self.kept = [*self.kept[-1:], piece]
+
+    def answer(self) -> None:
+        """Return nothing: what a call costs."""
 
     def hand_out(self) -> tuple[Any, ...]:
         """Return the mean."""
@@ -201,6 +205,8 @@ def _bare_calls(taken: Any, senders: list[Any], keepers: list[Any], *, updates: 
         ray.get([sender.send.remote(keepers) for sender in senders])
         ray.get([keeper.hand_out.remote() for keeper in keepers])
     if updates:
+        with _clock("bare call to each node"):
+            ray.get([keeper.answer.remote() for keeper in keepers])
         values = np.concatenate([part.values for part in taken.values()])
         indices = np.arange(len(values))  # all members as one table
         with _clock("bare update"):

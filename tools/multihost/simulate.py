@@ -6,22 +6,29 @@ import argparse
 from dataclasses import replace
 from typing import Final
 
-from shmacc_simulate.job import Job
-from shmacc_simulate.scenario import ROW_BYTES, Costs, Scenario
+from shmacc_hosts.costs import ROW_BYTES, Costs, Scenario
+from shmacc_hosts.in_time import InTime
 
 ROUNDS: Final = {10: 5, 100: 2, 300: 1}  # that are counted, by the number of hosts
 TOUCHED: Final = 500, 20_000
 COLUMNS: Final = (
     *("hosts", "MB of an update", "round without", "with it", "with it, at best"),
     *("put", "pull", "pull at best", "check", "making", "messages"),
-    *("GB out of the chief's node", "GB at best", "GB without", "owner's calls", "without"),
+    *(
+        "GB out of the chief's node",
+        "GB at best",
+        "GB without",
+        "at a time",
+        "owner's calls",
+        "without",
+    ),
 )
 
 
 def line(scenario: Scenario) -> list[str]:
     """Simulate a job in three ways; return a line of the table."""
     ways = scenario, replace(scenario, shared=True), replace(scenario, updates=False)
-    ray, best, without = (Job(each).run() for each in ways)
+    ray, best, without = (InTime(each).finish() for each in ways)
     update = best.update
     seconds = [without.seconds, ray.seconds, best.seconds, update.put, ray.update.pull, *update[1:]]
     return [
@@ -29,6 +36,7 @@ def line(scenario: Scenario) -> list[str]:
         f"{scenario.update * ROW_BYTES / 1e6:.0f}",
         *(f"{each:.3f}" for each in seconds),
         *(f"{each.out / 1e9:.2g}" for each in (ray, best, without)),
+        f"{ray.most / 1e9:.2g}",
         *(f"{each.calls:,.0f}" for each in (best, without)),
     ]
 

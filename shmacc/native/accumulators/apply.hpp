@@ -11,9 +11,9 @@ class Apply : public Operation {
   public:
     using Operation::Operation;
 
-    // False: the gradient was dropped, since it is stale or its step is sealed.
+    // Returns false if the gradient was dropped: it is stale, or its step is sealed (tensorflow#11660).
     bool apply(ApplyRequest& request) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kAppliesIt);
         Attempt attempt{contributors_everywhere(request)};
         for (;;) {
             if (!attempt.waited) activity.now(kWaitsForLock);
@@ -32,7 +32,7 @@ class Apply : public Operation {
                 verdict = verdict.after_refusal();
             switch (verdict.what) {  // no default, so that g++ warns of a missing case
                 case Verdict::kDrop: drop(session, activity, request.count); return false;
-                case Verdict::kThere: note_applied(session, request); return true;
+                case Verdict::kThere: repeat(session, request); return true;
                 case Verdict::kAdd:
                     activity.count(&Participant::applied, request.count);
                     wake_head_if_reached(session, verdict.head);
@@ -58,7 +58,7 @@ class Apply : public Operation {
 
     // Drops a gradient that does not fit the round if it is stale. Returns whether it was.
     bool drop_if_stale(ApplyRequest& request) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kAppliesIt);
         LaneSession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
         if (!session.held()) apply_deadline_exceeded({});
         if (!is_refused(session.round, is_closed(session.round), request)) return false;
@@ -71,6 +71,7 @@ class Apply : public Operation {
     // has changed. session: has all lanes' locks.
     void replace(LaneSession& session, const ApplyRequest& request) {
         RoundState& round = session.round;
+        SHMACC_ASSERT(session.held() && session.everywhere());
         round.discarded += static_cast<uint64_t>(session.pending().count);
         round.step = request.local_step;
         round.sealed = 0;
@@ -81,10 +82,8 @@ class Apply : public Operation {
         PutGradient(segment_, session, request).put();
     }
     void commit_replaced(LaneSession& session) {
-        session.round.needs = session.state.generation + 1;
-        segment_.commit(session.round);
         Lane::keep_no_undo(session.before, session.state);
-        session.commit();
+        session.commit_with_round();
         let_others_go_on(session);
     }
 
@@ -104,7 +103,7 @@ class Apply : public Operation {
         }
     };
 
-    // What earlier attempts of the same apply have found.
+    // The findings of earlier attempts of the same apply.
     struct Attempt {
         bool everywhere;  // it needs all lanes' locks
         bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
@@ -112,7 +111,7 @@ class Apply : public Operation {
         HeadGrace grace = {};
         Refused refused = {};
     };
-    // What an apply does next.
+    // The next action of an apply.
     struct Verdict {
         enum What { kDrop, kThere, kLookEverywhere, kAdd, kGiveBack, kWait } what;
         Activity activity = kApplies;  // kWait: for the round's end, room, or the head's take
@@ -125,7 +124,7 @@ class Apply : public Operation {
         Verdict but(What other, Activity why = kApplies) const {
             return {other, why, open, pending, head, heads, overdue};
         }
-        // If the gradient needs memory that is kept free for others.
+        // Returns what to do if the gradient needs memory that is kept free for others.
         Verdict after_refusal() const { return pending == 0 ? but(kGiveBack) : but(kWait, kWaitsForRoom); }
     };
 
@@ -204,9 +203,17 @@ class Apply : public Operation {
     }
 
     void drop(LaneSession& session, ActivityScope& activity, int64_t gradients) {
+        SHMACC_ASSERT(session.held() && gradients >= 0);
         session.state.dropped += static_cast<uint64_t>(gradients);
         session.commit();
         activity.count(&Participant::dropped, gradients);
+    }
+
+    void repeat(LaneSession& session, ApplyRequest& request) {
+        ++session.state.repeated;
+        note_applied(session, request);
+        session.commit();
+        request.repeated = true;
     }
 
     // Contributors are stored in the lane of their gradient. A single gradient looks in its own lane for its

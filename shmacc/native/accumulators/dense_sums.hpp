@@ -19,6 +19,7 @@ class DenseSums {
     // Adds a gradient, between begin and commit. first: this is the member's first gradient in the round.
     void add(const T* values, bool first) {
         SHMACC_ASSERT(member_.lane().has_begun() && other() != member_.before.buffer);
+        SHMACC_ASSERT(member_.row_bytes() <= state_.reserved[kRows0 + other()]);
         const uint64_t count = state_.row_elements;
         T* to = member_.array<T>(kRows0 + other(), count);
         if (first)

@@ -20,12 +20,12 @@ class MemberGradient {
     int64_t count() const { return count_; }
     int64_t weight() const { return weight_; }
 
-    // Whether it is of this member, in kind, sums, and size.
+    // Whether the gradient fits this member in kind, sums, and size.
     virtual bool fits(const MemberSpec& spec) const = 0;
     virtual uint64_t bytes() const = 0;  // of values
     virtual void sort() = 0;
 
-    // What `add` will need.
+    // Bytes that `add` will need.
     struct Need {
         uint64_t new_rows = 0;
         uint64_t undo_rows = 0;
@@ -37,7 +37,7 @@ class MemberGradient {
     virtual void add(Member& member, Undo& undo) = 0;
 
   protected:
-    // size: how many numbers it has for these dims.
+    // size: how many numbers the gradient has for these dims.
     template <class Combine>
     bool fits(const MemberSpec& spec, Kind kind, uint64_t size) const {
         return spec.kind == kind && size == product(dims_) * spec.components &&

@@ -45,7 +45,7 @@ class PieceReader {
         if (byte != piece.bytes) wrong_values();
     }
 
-    // Returns a member's line; null: the piece does not have the member. Ask for members in ascending order.
+    // Returns the header of a member's part; null: the piece has no such part. Ask in ascending order of members.
     const PartHeader* find(uint32_t number) const {
         const bool is_here = line_ < parts_.size() && parts_[line_].number == number;
         return is_here ? &parts_[line_] : nullptr;

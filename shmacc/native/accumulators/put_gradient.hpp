@@ -19,17 +19,19 @@ struct ApplyRequest {
     bool partial;
     int64_t deadline;
     uint64_t behind;  // set by the operation: the current timeline, if the gradient was dropped as of an older one; or 0
+    bool repeated = false;  // set by the operation: its contributor was in the round already
 };
 
 class PutGradient {
   public:
-    // session: has the lane's lock; it commits afterwards.
+    // session: has the lane's lock; the caller commits it afterwards.
     PutGradient(OpenSegment& segment, LaneSession& session, const ApplyRequest& request)
         : segment_(segment), session_(session), request_(request) {}
 
     // Adds the whole gradient; if this throws, nothing has changed.
     void put() {
         LaneState& state = session_.state;
+        SHMACC_ASSERT(request_.count >= 0 && request_.weight >= request_.count);
         session_.begin_round();
         if (__builtin_add_overflow(state.count, request_.count, &state.count) ||
             __builtin_add_overflow(state.weight, request_.weight, &state.weight) ||
@@ -74,6 +76,7 @@ class PutGradient {
         if (session_.replaces_round())
             for (Member& member : session_.members())
                 if (session_.replaces(member)) undo.save_all(member);
+        SHMACC_ASSERT(session_.members().size() == count);
         auto member = session_.members().begin();
         of_each([&](MemberGradient& gradient) { gradient.add(*member++, undo); });
         if (contributors) contributors->add(*member, undo);

@@ -29,7 +29,7 @@ struct TakenMember : MemberInRound {
 struct Taken {
     uint64_t serial;  // the serial of the round that the take opened; 0: it opened none
     uint64_t half_updated;  // Config::token of the parameters if that round's update has begun and is not in; else 0
-    int64_t count;
+    int64_t count;  // of gradients, which may be more than were required (tensorflow#24005)
     int64_t weight;
     int64_t step;
     uint64_t timeline;  // RoundState::restores
@@ -41,7 +41,7 @@ struct Taken {
 
 struct TakeRequest {
     int64_t num_required;
-    int64_t at_least;  // this many are enough at the deadline
+    int64_t at_least;  // this many are enough at the deadline (tensorflow#41430)
     int64_t deadline;
     const Division* division;  // how members are divided among shards; null: they are not
     bool advance_step;  // if not, the take hands out a partial: sums that are not reduced
@@ -118,7 +118,7 @@ class RoundCopy {
         return nothing_ == heads && round_ == session.state.round && applied_ == session.applied() &&
                taken.step == session.state.step;
     }
-    // Whether the round is another take's.
+    // Whether the round belongs to another take.
     bool nothing() const { return nothing_; }
     uint64_t bytes() const {
         uint64_t bytes = taken.contributors.bytes();

@@ -24,6 +24,7 @@ class SparseSums {
         std::unique_ptr<Run[]> runs;
         uint32_t count = 0;
         uint64_t fresh = 0;  // rows that have no sums yet
+        uint64_t end_of_old = 0;  // one past the last place of a row that has
         const Run* begin() const { return runs.get(); }
         const Run* end() const { return runs.get() + count; }
     };
@@ -74,13 +75,15 @@ class SparseSums {
     // kWidth: the row's width, or 0 for any.
     template <uint64_t kWidth>
     void add_rows(const SortedRows<Combine>& gradient, const Found& found, Undo& undo) {
-        SHMACC_ASSERT(member_.lane().has_begun());
+        SHMACC_ASSERT(found.fresh <= gradient.count() && found.end_of_old <= member_.before.rows);
         const uint64_t width = kWidth ? kWidth : state_.row_elements;
-        RowPlace* places = this->places(state_.rows + found.fresh);
-        T* sums = member_.array<T>(kRows0, (state_.rows + found.fresh) * width);
+        const uint64_t rows = state_.rows;
+        RowPlace* places = this->places(rows + found.fresh);
+        T* sums = member_.array<T>(kRows0, (rows + found.fresh) * width);
         Inserts inserts(member_.index(hash_));
         const Run* const end = found.end();
-        undo.start(member_.number());
+        const uint64_t old = gradient.count() - found.fresh;
+        undo.start(member_.number(), old, old * width * sizeof(T));
 
         // Each run is saved and added in pieces that stay in the first-level cache. (If a gradient resembles an earlier
         // one, its runs are long.) The start of a run is fetched kAhead runs in advance: this hides the cache misses,
@@ -101,7 +104,6 @@ class SparseSums {
                 at += run.length;
                 continue;
             }
-            SHMACC_ASSERT(uint64_t{run.place} + run.length <= member_.before.rows);
             for (uint32_t done = 0, length; done < run.length; done += length, at += length) {
                 length = std::min(longest, run.length - done);
                 const uint32_t place = run.place + done;
@@ -109,6 +111,7 @@ class SparseSums {
                 add_piece<kWidth>(gradient, at, length, places + place, sums + place * width);
             }
         }
+        SHMACC_ASSERT(at == gradient.count() && state_.rows == rows + found.fresh);
         inserts.finish();
     }
 
@@ -153,7 +156,7 @@ class SparseSums {
         if (!fits) SortedRows<Combine>::sum_overflows();
     }
 
-    // In a damaged segment the number may be anything, so the sum may wrap around. In a sound one it cannot.
+    // In a damaged segment the number may be anything, and the sum wrap around; in a sound one it cannot.
     static void add_contributions(RowPlace& place, int64_t more) {
         place.contributions = static_cast<int64_t>(static_cast<uint64_t>(place.contributions) +
                                                    static_cast<uint64_t>(more));
@@ -177,9 +180,10 @@ class SparseSums {
 
     // Builds the index in the region that is not current; the commit makes it current.
     void rebuild_index(uint64_t rows) {
-        SHMACC_ASSERT(!member_.lane().has_begun());
+        SHMACC_ASSERT(member_.lane().may_begin());
         const uint32_t other = state_.index ? kIndex0 : kIndex1;
         const uint64_t buckets = Index::buckets_for(rows);
+        SHMACC_ASSERT(rows >= state_.rows && !Index::crowded(rows, buckets));
         const bool empty = member_.empty(other);  // an operation that died may have left entries there
         state_.reserved[other] = 0;
         member_.ensure_reserved(other, buckets * sizeof(Bucket), false);
@@ -206,7 +210,11 @@ typename SparseSums<Combine>::Found SparseSums<Combine>::prepare(const SortedRow
     Found found{std::unique_ptr<Run[]>(new Run[gradient.count()])};
     found.count = member_.index(hash_).find(gradient.keys(), gradient.count(), places(state_.rows),
                                             state_.rows, found.runs.get());
-    for (const Run& run : found) found.fresh += run.place == kAbsent ? run.length : 0;
+    for (const Run& run : found) {
+        const bool absent = run.place == kAbsent;
+        found.fresh += absent ? run.length : 0;
+        found.end_of_old = std::max(found.end_of_old, absent ? 0 : uint64_t{run.place} + run.length);
+    }
     reserve(found.fresh);
     return found;
 }

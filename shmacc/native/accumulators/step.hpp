@@ -12,7 +12,7 @@ class Step : public Operation {
 
     // Returns the old step, and the timeline.
     std::pair<int64_t, uint64_t> set_step(int64_t step, int64_t deadline) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kUpdatesIt);
         AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, kNothingChanged);
         if (is_final(session.state))
@@ -26,7 +26,7 @@ class Step : public Operation {
 
     // Moves the step on, if `step` is higher. Returns how many pending gradients were dropped, and the timeline.
     std::pair<int64_t, uint64_t> advance_step(int64_t step, int64_t deadline) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kUpdatesIt);
         AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, kNothingChanged);
         if (step <= session.state.step) return {0, session.state.restores};
@@ -59,7 +59,7 @@ class Step : public Operation {
     }
 
     void unseal(int64_t deadline) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kUpdatesIt);
         AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, kNothingChanged);
         if (round_is_open(session.state))
@@ -94,7 +94,7 @@ class Step : public Operation {
 
     template <class Reached>
     RoundState wait(Reached reached, const std::string& missing, int64_t deadline, bool raise_departures) {
-        ActivityScope activity(segment_, kWaitsForStep);
+        ActivityScope activity(segment_, kWaitsForStep, kLooksOn);
         std::optional<uint64_t> dropped_before;
         for (Slices slices;; slices.next(interruption_.ends_sleep())) {
             uint32_t seen = load(segment_.wait_queue().progress_word());

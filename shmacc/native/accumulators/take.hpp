@@ -25,81 +25,57 @@ class Take : public Operation {
     //
     // After the commit `taken` has the round even if this throws, since it is nowhere else any more.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
-        ActivityScope activity(segment_, kWaitsForLock);
-        const int64_t called = timestamp_ns();
+        ActivityScope activity(segment_, kWaitsForLock, kTakesIt);
         QueueEntry entry(segment_);
         InQueue interruption(*this, entry, request);
-        std::optional<RoundCopy> copy;
-        std::optional<uint64_t> dropped_before;  // how many gradients had been dropped when this take began
-        for (int looks = 0;;) {
-            uint32_t seen = 0;
-            bool look = false;
-            RoundHolder in_the_way{};
-            {
-                AllLanesSession session(segment_, lock_deadline(request.deadline), interruption);
-                if (!session.held()) deadline_exceeded(request, dropped_before);
-                if (!dropped_before) dropped_before = session.dropped();
-                activity.now(kTakes);
-                if (entry.joined()) seen = load(entry.wake_word());  // before anything is checked
-                entry.check_cancelled();
-                if (request.advance_step) refuse_if_finished(session.state);
-                WaitQueue& queue = segment_.wait_queue();
-                const uint32_t head = segment_.living_head(0);
-                const bool open = round_is_open(session.state);
-                const int64_t count = session.count();
-                const bool first = !open &&
-                                   (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head));
-                // A final round is handed to the first in the queue, whatever number it asks for.
-                const bool final = is_final(session.state);
-                const bool heads = !open && !first && (final || count >= queue[head].num_required);
-                if (final && !open) check_may_take(session.state, request, first);
-                const bool late = past(request.deadline);
-                const int64_t enough = late ? request.at_least : request.num_required;
-                if (request.num_required == 0 || (first && (final || count >= enough))) {
-                    if (!copy || !copy->is_of(session, open || heads)) {
-                        copy.reset();  // two at a time might not fit
-                        copy.emplace(session, *segment_.specs(), request, open || heads);
-                        look = copy->bytes() > kQuickCopy && looks++ < kLooks;
-                    }
-                    if (!look) {
-                        PaceKeeper(segment_).got(session.state, request.num_required, count, called);
-                        if (request.hold)
-                            open_round(session, request, *copy);
-                        else
-                            consume(session, request, *copy);
-                        taken = std::move(copy->taken);
-                        if (request.seal) segment_.events().add(kSealed, activity.entry(), taken->step);
-                        if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
-                        entry.quit();
-                        let_others_go_on(session);
-                        return;
-                    }
-                    if (!entry.joined() && request.num_required > 0) entry.join(request.num_required);
-                } else {
-                    copy.reset();
-                    if (open) in_the_way = session.state.holder;
-                    refuse_if_finished(session.state);
-                    if (request.raise_departures) raise_departures(session);
-                    if (late) deadline_exceeded(request, dropped_before, missed(session, entry.joined()));
-                    // A dead take in front of the head may just have been removed.
-                    if (heads) queue.wake(head);
-                    if (!entry.joined()) {
-                        entry.join(request.num_required);
-                        continue;  // once more, now in the queue: nothing that happens from here on is missed
-                    }
-                }
+        Attempt attempt{timestamp_ns()};
+        for (;;) {
+            AllLanesSession session(segment_, lock_deadline(request.deadline), interruption);
+            if (!session.held()) deadline_exceeded(request, attempt.dropped_before);
+            if (!attempt.dropped_before) attempt.dropped_before = session.dropped();
+            activity.now(kTakes);
+            const uint32_t seen = entry.joined() ? load(entry.wake_word()) : 0;  // before anything is checked
+            entry.check_cancelled();
+            Verdict verdict = judge(session, request, entry);
+            if (verdict.what == Verdict::kHandOut) {
+                if (copies_anew(session, request, verdict, attempt)) verdict.what = Verdict::kHandleSignals;
+            } else {
+                attempt.copy.reset();
+                refuse_to_wait(session, request);
             }
-            interruption.check();  // before the commit, or after a wake that may come from a close
-            if (look || give_up_offered(in_the_way)) continue;
-            activity.now(kWaitsInQueue);
-            wait_to_be_served(entry, seen, request);
+            switch (verdict.what) {  // no default, so that g++ warns of a missing case
+                case Verdict::kHandOut:
+                    hand_out(session, request, attempt, activity, taken);
+                    entry.quit();
+                    let_others_go_on(session);
+                    return;
+                case Verdict::kHandleSignals:
+                    if (!entry.joined() && request.num_required > 0) entry.join(request.num_required);
+                    session.release();
+                    interruption.check();
+                    break;
+                case Verdict::kTimeOut:
+                    deadline_exceeded(request, attempt.dropped_before, missed(session, entry.joined()));
+                case Verdict::kJoin:  // then once more: nothing that happens from here on is missed
+                    wake_next(verdict);
+                    entry.join(request.num_required);
+                    break;
+                case Verdict::kWait:
+                    wake_next(verdict);
+                    session.release();
+                    interruption.check();  // the wake before this check may have come from a close
+                    if (give_up_offered(verdict.in_the_way)) break;
+                    activity.now(kWaitsInQueue);
+                    wait_to_be_served(entry, seen, request);
+                    break;
+            }
         }
     }
 
     // Consumes the round that `take` has opened. False: a new step has ended it already, or it was given up.
     // updated: this process knows that the round's update is in.
     bool consume_round(uint64_t serial, bool updated) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kTakesIt);
         AllLanesSession session(segment_, kForever, interruption_);
         const RoundState round = session.state;
         if (round.holder.serial != serial || !round_is_open(round)) return false;
@@ -118,7 +94,7 @@ class Take : public Operation {
 
     // Returns what a take of all gradients would give now. Consumes nothing, and waits only for the lock.
     RoundCopy look(bool advance_step, const Division* division, int64_t deadline) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, advance_step ? kLooksOn : kSaves);
         AllLanesSession session(segment_, lock_deadline(deadline), interruption_);
         check_held(session, "nothing was read");
         return RoundCopy(session, *segment_.specs(),
@@ -128,7 +104,7 @@ class Take : public Operation {
     // Throws, as a waiting take with raise_departures would, if workers are gone.
     void check_departures() {
         if (!segment_.departures().any()) return;
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kTakesIt);
         AllLanesSession session(segment_, kForever, interruption_);
         raise_departures(session);
     }
@@ -156,6 +132,71 @@ class Take : public Operation {
         const bool ends_;
     };
 
+    // The findings of earlier attempts of the same take.
+    struct Attempt {
+        int64_t called;  // when the take was called
+        int looks = 0;  // copies after which signals were handled
+        std::optional<RoundCopy> copy = {};
+        std::optional<uint64_t> dropped_before = {};  // how many gradients had been dropped when this take began
+    };
+    // The next action of a take.
+    struct Verdict {
+        enum What { kHandOut, kHandleSignals, kTimeOut, kJoin, kWait } what;
+        bool nothing = false;  // kHandOut: the round is another take's, and this one gets an empty one
+        uint32_t next = WaitQueue::kNobody;  // else: another take that can be served
+        RoundHolder in_the_way = {};  // else: the holder of the open round, if there is one
+    };
+
+    // Changes nothing, except that dead takes at the head of the queue are removed.
+    Verdict judge(AllLanesSession& session, const TakeRequest& request, const QueueEntry& entry) {
+        if (request.advance_step) refuse_if_finished(session.state);
+        const uint32_t head = segment_.living_head(0);
+        const bool open = round_is_open(session.state);
+        const int64_t count = session.count();
+        const bool first = !open && (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head));
+        // A final round is handed to the first in the queue, whatever number it asks for.
+        const bool final = is_final(session.state);
+        const bool heads = !open && !first && (final || count >= segment_.wait_queue()[head].num_required);
+        if (final && !open) check_may_take(session.state, request, first);
+        const bool late = past(request.deadline);
+        const int64_t enough = late ? request.at_least : request.num_required;
+        if (request.num_required == 0 || (first && (final || count >= enough)))
+            return {Verdict::kHandOut, open || heads};
+        const auto what = late ? Verdict::kTimeOut : entry.joined() ? Verdict::kWait : Verdict::kJoin;
+        return {what, false, heads ? head : WaitQueue::kNobody, open ? session.state.holder : RoundHolder{}};
+    }
+
+    // Copies the round, unless the last attempt's copy is still current. True: signals are handled before the commit.
+    bool copies_anew(AllLanesSession& session, const TakeRequest& request, const Verdict& verdict,
+                     Attempt& attempt) {
+        if (attempt.copy && attempt.copy->is_of(session, verdict.nothing)) return false;
+        attempt.copy.reset();  // two at a time might not fit
+        attempt.copy.emplace(session, *segment_.specs(), request, verdict.nothing);
+        return attempt.copy->bytes() > kQuickCopy && attempt.looks++ < kLooks;
+    }
+
+    // Commits: the round is consumed, or open.
+    void hand_out(AllLanesSession& session, const TakeRequest& request, Attempt& attempt,
+                  ActivityScope& activity, std::optional<Taken>& taken) {
+        PaceKeeper(segment_).got(session.state, request.num_required, session.count(), attempt.called);
+        if (request.hold)
+            open_round(session, request, *attempt.copy);
+        else
+            consume(session, request, *attempt.copy);
+        taken = std::move(attempt.copy->taken);
+        if (request.seal) segment_.events().add(kSealed, activity.entry(), taken->step);
+        if (!request.hold) activity.entry().taken += static_cast<uint64_t>(taken->count);
+    }
+
+    void refuse_to_wait(AllLanesSession& session, const TakeRequest& request) {
+        refuse_if_finished(session.state);
+        if (request.raise_departures) raise_departures(session);
+    }
+    // A dead take in front of the next one may just have been removed.
+    void wake_next(const Verdict& verdict) {
+        if (verdict.next != WaitQueue::kNobody) segment_.wait_queue().wake(verdict.next);
+    }
+
     [[noreturn]] void deadline_exceeded(const TakeRequest& request, std::optional<uint64_t> dropped_before,
                                         const std::string& missed = "") {
         const Totals now = totals(segment_);
@@ -164,7 +205,7 @@ class Take : public Operation {
                               "; the global step is " + std::to_string(now.round.step),
                           now, dropped_before, {{"required", request.num_required}});
     }
-    // What the take waited for, if not for gradients. For a message only, since it is read without the lock.
+    // Returns what the take waited for besides gradients. For a message only, since it is read without the lock.
     std::string obstacle(const TakeRequest& request, const Totals& now) {
         if (round_is_open(now.round)) {
             const auto at = static_cast<uint32_t>(now.round.holder.participant);
@@ -196,7 +237,7 @@ class Take : public Operation {
         segment_.departures().tell(news);
         throw error;
     }
-    // The contributors that the departed processes have in the round.
+    // The contributors in the round whose processes have departed.
     std::vector<int64_t> contributors_of(AllLanesSession& session, const std::vector<Departure>& departures) {
         std::vector<int64_t> appliers, contributors;
         for (const Departure& process : departures) appliers.push_back(applier_of(process.token));
@@ -255,6 +296,7 @@ class Take : public Operation {
     // An open round whose process is proved dead does not count as open (round_is_open), and has all its gradients.
     void open_round(AllLanesSession& session, const TakeRequest& request, RoundCopy& copy) {
         RoundState& state = session.state;
+        SHMACC_ASSERT(copy.is_of(session, copy.nothing()));
         check_step_can_advance(state);
         const Presence& presence = segment_.presence();
         state.holder = {++state.opened, presence.index(), presence.token(), timestamp_ns()};
@@ -268,13 +310,12 @@ class Take : public Operation {
     // Call it before the commit: a process that dies in between also counts as a chief.
     void note_taking() {
         SHMACC_ASSERT(segment_.presence().claimed() && segment_.has_all_locks());
-        Participant& own = segment_.presence().own();
-        store_relaxed(own.took_at, short_time(timestamp_ns()));
-        store(own.took, uint32_t{1});
+        store(segment_.presence().own().took_ns, timestamp_ns());
     }
 
-    // Consumes and commits. The round must be the one that was copied.
+    // Consumes the round and commits. The round must be the one that was copied.
     void consume(AllLanesSession& session, const TakeRequest& request, const RoundCopy& copy) {
+        SHMACC_ASSERT(copy.is_of(session, copy.nothing()));
         if (request.advance_step) check_step_can_advance(session.state);
         if (copy.nothing()) {  // the round is another take's
             session.state.takes += 1;
@@ -285,6 +326,7 @@ class Take : public Operation {
         session.commit();
     }
     void consume(AllLanesSession& session, bool advance_step, bool seal) {
+        SHMACC_ASSERT(session.count() >= 0);
         note_taking();
         RoundState& state = session.state;
         state.dropped = session.dropped();

@@ -1,28 +1,49 @@
 // Assertions of what a function relies on, or ensures, where it writes shared memory.
 //
-// `make editable` compiles them; a wheel has no code of them. They are true even if other processes die at any
-// instruction, or write anything into the segment at any time: so they speak of what this process has done and
-// checked, which is in its own memory. What it finds wrong in the segment is an error (data_loss).
+// They are true even if other processes die at any instruction, or write anything into the segment at any time: so they
+// speak of what this process has done and checked, which is in its own memory. What it finds wrong in the segment is an
+// error (data_loss). An assertion that fails is a fault of this library, or of what has written over its memory.
+//
+// Such an operation ends where it is, as if its process had died there: with InternalError, and nothing undone by
+// memory that may be wrong (`Sound`). So at each instant the argument for a death holds, with two differences. Locks are
+// released by destructors in place of the kernel, and then the next owner, which may be this process, undoes what did not
+// commit. And the process lives on: an open round of it stays open until its block ends. Therefore nothing is asserted
+// between a commit that opens a round and the note of it (Take::hand_out). Beside its operations the process remembers
+// only what it has proved before (Mapping::proved, Compared, WaitQueue::Known); `Lane::current` begins anew.
+// In a destructor, the failure ends the process.
 #pragma once
 
-#ifdef SHMACC_ASSERTIONS
-#include <cstdio>
-#include <cstdlib>
+#include <cstring>
+
+#include "base/errors.hpp"
+#include "base/words.hpp"
 
 namespace shmacc {
 
-[[noreturn]] inline void assertion_failed(const char* assertion, const char* file, int line) {
-    std::fprintf(stderr, "%s:%d: this is not true: %s\n", file, line, assertion);
-    std::abort();
+inline uint64_t failed_assertions = 0;  // in this process
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void assertion_failed(const char* assertion, const char* file,
+                                                                    int line) {
+    __atomic_add_fetch(&failed_assertions, 1, __ATOMIC_RELAXED);
+    throw Error(Failure::kInternal,
+                std::string("A fault of shmacc, or in this process's memory. Please report this: at ") +
+                    std::strstr(file, "shmacc/native") + ":" + std::to_string(line) +
+                    " this is not true: " + assertion +
+                    ". The call has ended as if the process had died there: it has its whole effect or none, "
+                    "and other processes go on");
 }
+
+// Lets an operation ask whether an assertion has failed in this process since the operation began.
+class Sound {
+  public:
+    explicit operator bool() const { return load_relaxed(failed_assertions) == before_; }
+
+  private:
+    const uint64_t before_ = load_relaxed(failed_assertions);
+};
 
 }  // namespace shmacc
 
-#define SHMACC_ASSERT(assertion) \
-    ((assertion) ? static_cast<void>(0) : ::shmacc::assertion_failed(#assertion, __FILE__, __LINE__))
-// What only assertions need.
-#define SHMACC_ASSERTED(code) code
-#else
-#define SHMACC_ASSERT(assertion) static_cast<void>(0)
-#define SHMACC_ASSERTED(code)
-#endif
+#define SHMACC_ASSERT(assertion)                               \
+    (__builtin_expect(!!(assertion), 1) ? static_cast<void>(0) \
+                                        : ::shmacc::assertion_failed(#assertion, __FILE__, __LINE__))

@@ -28,10 +28,6 @@ inline int64_t timestamp_ns() {
     return clock_ns(CLOCK_MONOTONIC_COARSE) - clock_offset.monotonic_ns.load(std::memory_order_relaxed);
 }
 
-// A timestamp in 32 bits, in units of 67 ms: enough for nine years after a boot.
-constexpr int kShortTime = 26;
-inline uint32_t short_time(int64_t timestamp) { return static_cast<uint32_t>(timestamp >> kShortTime); }
-
 // Converts a timestamp to time since the epoch, by the present wall clock. A timestamp in the future comes from
 // an earlier boot, in a /dev/shm on a disk.
 inline int64_t wall_ns_of(int64_t timestamp) {
@@ -58,7 +54,7 @@ class Interruption {
     virtual bool ends_sleep() const = 0;
 };
 
-// For a short wait that nothing may interrupt.
+// The interruption of a short wait that nothing may interrupt.
 class Uninterrupted : public Interruption {
   public:
     void check() override {}

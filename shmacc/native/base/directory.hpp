@@ -75,7 +75,7 @@ constexpr uint64_t kMaxDirectory = kMaxMembers *
 // How many words the name and the optimizer's numbers take.
 inline size_t name_words(const DirectoryEntry& entry) { return (size_t{entry.name_length} + 7) / 8; }
 inline size_t number_words(const DirectoryEntry& entry) {
-    return entry.optimizer == kNoOptimizer ? 0 : sizeof OptimizerSpec::numbers / 8;
+    return OptimizerSpec{entry.optimizer, {}}.stored_numbers();
 }
 
 inline size_t table_words(const DirectoryEntry& entry) {

@@ -25,6 +25,7 @@ enum class Failure {
     kWorkerDied,
     kFinished,
     kChiefDied,
+    kInternal,
 };
 
 class Error : public std::exception {

@@ -1,4 +1,4 @@
-// What segments, members and optimizers are: numbers with names.
+// The kinds of segments, members and optimizers: numbers with names.
 #pragma once
 
 #include <cstddef>
@@ -53,20 +53,47 @@ static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimize
 // An option is a bit that is added to an optimizer's kind.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr NamedNumber kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
+// What holds of the rows that an update changes (parameters/constraints.hpp). Its number is added to an optimizer's kind.
+enum ConstraintKind : uint32_t {
+    kNoConstraint,
+    kUnitNorm = 0x1000,
+    kMaxNorm = 0x2000,
+    kNonNeg = 0x3000,
+    kClip = 0x4000,
+    kConstraintBits = 0xF000
+};
+constexpr NamedNumber kConstraintNames[] = {{kUnitNorm, "UnitNorm"},
+                                            {kMaxNorm, "MaxNorm"},
+                                            {kNonNeg, "NonNeg"},
+                                            {kClip, "Clip"}};
 
 // Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first. With
-// kWeightDecay the last number is the weight decay.
+// kWeightDecay the fifth number is the weight decay. The last two are those of the constraint.
 struct OptimizerSpec {
-    uint64_t kind;  // with its options added
-    double numbers[5];
+    static constexpr size_t kOwnNumbers = 5;
 
-    uint32_t base() const { return static_cast<uint32_t>(kind) & ~(kWeightDecay | kAsTorch); }
+    uint64_t kind;  // with its options and its constraint added
+    double numbers[kOwnNumbers + 2];
+
+    uint32_t base() const {
+        return static_cast<uint32_t>(kind) & ~(kWeightDecay | kAsTorch | kConstraintBits);
+    }
     bool has(OptimizerOption option) const { return (kind & option) != 0; }
+    ConstraintKind constraint() const { return static_cast<ConstraintKind>(kind & kConstraintBits); }
+    // Whether the constraint limits whole rows, not each number.
+    bool constrains_norms() const { return constraint() == kUnitNorm || constraint() == kMaxNorm; }
     bool known() const {
         return kind <= UINT32_MAX && base() < kOptimizerKinds && (base() != kNoOptimizer || kind == 0) &&
-               !(base() == kFtrl && has(kWeightDecay));
+               !(base() == kFtrl && has(kWeightDecay)) &&
+               (constraint() == kNoConstraint || is_named(kConstraintNames, constraint()));
     }
-    double weight_decay() const { return has(kWeightDecay) ? numbers[4] : 0; }
+    const double* limits() const { return numbers + kOwnNumbers; }  // of the constraint
+    // How many of the numbers a segment stores.
+    size_t stored_numbers() const {
+        if (kind == kNoOptimizer) return 0;
+        return constraint() == kNoConstraint ? kOwnNumbers : std::size(numbers);
+    }
+    double weight_decay() const { return has(kWeightDecay) ? numbers[kOwnNumbers - 1] : 0; }
     // Whether weight decay multiplies the element, instead of being added to its gradient.
     bool decoupled() const {
         switch (static_cast<OptimizerKind>(base())) {  // no default, so g++ warns of a missing one

@@ -43,6 +43,7 @@
 // reads it from there (python/layout.cpp).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -57,7 +58,7 @@
 namespace shmacc {
 
 constexpr char kMagic[8] = {'s', 'h', 'm', 'a', 'c', 'c', '\r', '\n'};
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;
 constexpr uint32_t kMaxRank = 64;  // NumPy's own limit
 constexpr uint32_t kUnknownRank = 0xffffffffu;
 constexpr uint32_t kMaxName = 200;
@@ -192,6 +193,7 @@ struct LaneState {
     int64_t weight;  // sum of the gradients' weights
     uint64_t applied;  // gradients accepted, ever
     uint64_t dropped;  // gradients refused as stale or because of a seal, ever
+    uint64_t repeated;  // gradients not added, since their contributor was in the round already, ever
     uint64_t applied_bytes;  // accepted gradients' values, in bytes of the sums' type, ever
     uint64_t recoveries;  // operations interrupted by a death and undone, ever
     uint64_t leftovers;  // index entries that undone operations may have left behind, ever
@@ -213,6 +215,7 @@ constexpr Counter<RoundState> kRoundCounters[] = {{"discarded", &RoundState::dis
                                                   {"takes", &RoundState::takes}};
 constexpr Counter<LaneState> kLaneCounters[] = {{"applied", &LaneState::applied},
                                                 {"dropped", &LaneState::dropped},
+                                                {"repeated", &LaneState::repeated},
                                                 {"applied_bytes", &LaneState::applied_bytes},
                                                 {"recoveries", &LaneState::recoveries}};
 
@@ -302,13 +305,20 @@ constexpr int64_t kNeverStale = INT64_MAX;
 // has attached.
 constexpr uint64_t kNotKept = 0, kToBeKept = 1;
 
+// A number of bytes of /dev/shm, with a digest of it in the upper 16 bits: one store changes both.
+constexpr uint64_t kMostKept = (uint64_t{1} << 48) - 1;
+inline uint64_t kept_word(uint64_t bytes) {
+    const uint64_t kept = std::min(bytes, kMostKept);
+    return kept ? kept | mix_words(&kept, sizeof kept) << 48 : 0;
+}
+
 struct Header {
     alignas(64) Config config;
     alignas(64) uint64_t unlinked;  // 1: unlinked on purpose
     uint64_t keeper;  // the token of the process that removes the names at its end; or kNotKept, or kToBeKept
     alignas(64) uint64_t generation;
     uint64_t finished;  // greater than RoundState::restores: nothing is accepted or taken any more
-    uint64_t kept_free;  // bytes of /dev/shm that the segment leaves to others when it grows
+    uint64_t kept_free;  // what the segment leaves to others when it grows (kept_word)
     alignas(64) RoundState state[2];
     alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free

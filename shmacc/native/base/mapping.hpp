@@ -2,10 +2,10 @@
 // fixed regions, or the regions of one lane, which the lane's lock guards.
 //
 // Two rules prevent SIGBUS. First, a process touches memory only after it has itself reserved the memory with
-// posix_fallocate, which fails harmlessly if /dev/shm is full. A record that another process has reserved the
-// memory is not enough: it may be wrong, and to touch a missing page raises SIGBUS if /dev/shm is full. Second,
-// every operation begins with a check of the file's size (OpenSegment::check_file), since another process might
-// truncate the file.
+// posix_fallocate, which fails harmlessly if /dev/shm is full (else: pytorch#5040, kubernetes#28272). A record that
+// another process has reserved the memory is not enough: it may be wrong, and to touch a missing page raises SIGBUS
+// if /dev/shm is full. Second, every operation begins with a check of the file's size (OpenSegment::check_file),
+// since another process might truncate the file.
 //
 //   Invariant: under the lock, [0, proved) of a region is mapped, has been reserved by this process, and is no
 //              more than what the state records as reserved.
@@ -148,7 +148,7 @@ class Mapping {
     // of the cost of a fault for each page; if it refuses, they come by faults. An error gives back the pages above the recorded size; they are empty.
     //
     // Room is checked before the growth, so that it does not even briefly take memory that is kept for others.
-    // It is checked again afterwards, since lanes and segments that grow at the same time may all have seen the
+    // The room is checked again afterwards: lanes and segments that grow at the same time may all have seen the
     // same free memory. The second check counts what the others have reserved by then: so after a growth that
     // succeeded, the kept memory is free.
     void grow(uint32_t region, uint64_t from, uint64_t to, uint64_t committed) {
@@ -205,15 +205,13 @@ class Mapping {
         regions_[region].proved = std::min(regions_[region].proved, recorded);
     }
 
-#ifdef SHMACC_ASSERTIONS
     // Whether the memory up to `end` is a region's, mapped and reserved.
     bool reaches(uint32_t region, const void* end) const {
         const Mapped& at = regions_[region];
         return end >= at.base && end <= at.base + at.proved;
     }
-#endif
 
-    // In a forked child: forgets the region that a thread of the parent was in the middle of resizing.
+    // Call in a forked child: forgets the region that a thread of the parent was resizing at the fork.
     void after_fork_in_child() {
         const uint32_t region = load(resizing_);
         if (region == regions_.size()) return;

@@ -1,8 +1,8 @@
 // The identity of this process, and the detection of forks.
 //
-// A forked child has its parent's memory but none of its record locks and threads. At the fork, shmacc takes no
-// lock, and only adds 1 to the fork generation. Objects that belong to a process record their fork generation,
-// and are reset when they are first used in another generation (OpenSegment::after_fork).
+// A forked child has its parent's memory but none of its record locks and threads (OpenBLAS#294). At the fork,
+// shmacc takes no lock, and only adds 1 to the fork generation. Objects that belong to a process record their
+// fork generation, and are reset when they are first used in another generation (OpenSegment::after_fork).
 #pragma once
 
 #include <fcntl.h>
@@ -36,13 +36,13 @@ class Origin {
     uint64_t generation_ = fork_generation;
 };
 
-// Returns 0 or the error's number.
+// Counts forks from now on. Returns 0, or an error number.
 inline int watch_forks() {
     return pthread_atfork(nullptr, nullptr, [] { ++fork_generation; });
 }
 
 struct ProcessIdentity {
-    uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: unknown
+    uint32_t pid_namespace = 0;  // inode of /proc/self/ns/pid; 0: unknown
     uint64_t start_ticks = 0;  // field 22 of /proc/self/stat, by the machine's clock; 0: unknown
 };
 
@@ -115,7 +115,7 @@ inline const ProcessIdentity& this_process() {
     static uint64_t of_generation = UINT64_MAX;
     if (of_generation != fork_generation) {
         read_clock_offset();
-        identity = {inode_of("/proc/self/ns/pid"), own_start_ticks()};
+        identity = {static_cast<uint32_t>(inode_of("/proc/self/ns/pid")), own_start_ticks()};
         of_generation = fork_generation;
     }
     return identity;

@@ -1,4 +1,4 @@
-// What a segment says of processes: those attached, waiting and departed, why they failed, and what happened.
+// A segment's records of processes: attached, waiting and departed ones, why they failed, and what happened.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace shmacc {
 
-// What has happened in the segment, for people who ask later. The last kEvents events are kept.
+// Events in the segment, for people who ask later. The last kEvents events are kept.
 enum EventKind : uint32_t {
     kNoEvent,
     kDeath,
@@ -33,7 +33,8 @@ struct Event {
     int64_t contributor;  // of the process's last gradient; -1: none
     uint32_t kind;
     uint32_t pid;
-    uint32_t pid_namespace;  // the pid's; the kernel numbers namespaces with 32 bits
+    uint32_t pid_namespace;
+    uint32_t roles;  // the process's, until then
 };
 constexpr uint32_t kEvents = 64;
 
@@ -64,13 +65,26 @@ constexpr NamedNumber kActivityNames[] = {
 };
 static_assert(std::size(kActivityNames) == kActivities, "every activity has a name");
 
+// The roles of a process: all that it has ever begun to do in the segment, as a set of bits.
+enum Role : uint32_t {
+    kAppliesIt = 1,  // or has said which contributor it is
+    kTakesIt = 2,  // or opens rounds
+    kUpdatesIt = 4,  // changes parameters, or sets the step
+    kLooksOn = 8,  // copies what is there, or waits for the step
+    kSaves = 16  // copies what a checkpoint needs
+};
+constexpr NamedNumber kRoleNames[] = {
+    {kAppliesIt, "applies"}, {kTakesIt, "takes"}, {kUpdatesIt, "updates"},
+    {kLooksOn, "looks on"},  {kSaves, "saves"},
+};
+
 // The lowest bits of a token say what became of the process. The other bits identify one attachment of one process,
 // and are never used twice. kTold is added once no wait needs to be told of the fate.
 enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits = 7 };
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// What a contributor's place contains (RowPlace::applier): the process that applied. Greater than kNobodys.
+// The content of a contributor's place (RowPlace::applier): the process that applied. Greater than kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 
@@ -78,7 +92,8 @@ constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 // became of the process.
 struct Participant {
     alignas(64) uint64_t token;  // 0: free
-    uint64_t pid_namespace;  // inode of /proc/self/ns/pid
+    uint32_t pid_namespace;  // inode of /proc/self/ns/pid, which has 32 bits
+    uint32_t roles;  // Role
     uint64_t start_ticks;  // field 22 of /proc/self/stat
     int64_t attached_ns;
     int64_t seen_ns;
@@ -92,10 +107,9 @@ struct Participant {
     uint64_t taken;
     uint64_t told;  // how many of its failures were told; see Presence
     uint64_t given_up;  // serial of the last round that it gave up; see RoundHolder
+    int64_t took_ns;  // when it last took, or opened a round; 0: never
     uint32_t failures;
-    uint32_t took;  // 1: it has taken, or opened a round
     uint32_t ending;  // Ending
-    uint32_t took_at;  // when it last did, by short_time; see took_ns
 };
 static_assert(sizeof(Participant) == 128, "entries must not share a cache line");
 
@@ -105,14 +119,14 @@ enum Ending : uint32_t { kNotEnding, kEndsInOrder, kEndsFailed };
 // A process that is gone; see departures.hpp.
 struct Departed {
     alignas(64) uint64_t token;  // 0: free; no fate: being written; else kDead or kFailed, perhaps with kTold
-    uint64_t pid_namespace;
     int64_t at_ns;  // when it was found to be gone
     int64_t applied_step;  // as in Participant
     uint64_t applied;
-    uint32_t pid;
-    uint32_t took;
-    uint32_t took_at;  // this and attached_ns as in Participant
     int64_t attached_ns;
+    int64_t took_ns;
+    uint32_t pid;
+    uint32_t pid_namespace;
+    uint32_t roles;
 };
 static_assert(sizeof(Departed) == 64, "entries must not share a cache line");
 constexpr uint32_t kMaxDeparted = 1024;

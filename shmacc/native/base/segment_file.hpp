@@ -2,8 +2,8 @@
 //
 // POSIX record locks belong to a process and a file: closing *any* descriptor of the file drops all of them,
 // and with them the proof that the process is attached (presence.hpp) and that it owns the lock (lock.hpp).
-// So a process has one SegmentFile for each file, shared by all its users. The last user closes its descriptors,
-// and nothing else in this library opens a file under a segment's name.
+// So a process has one SegmentFile for each file, shared by all its users (and few descriptors: pytorch#14768). The
+// last user closes its descriptors, and nothing else in this library opens a file under a segment's name.
 //
 //   Invariant: no descriptor of a file is closed in a process while something of the process relies on a
 //              record lock on that file.
@@ -13,9 +13,9 @@
 // held when the process forks, or when a finalizer or a signal handler opens the same name. The system calls
 // under the GIL do not block: /dev/shm is memory, and a file that is not regular is refused before it is opened.
 //
-// Other code may close a descriptor (a daemonizing process closes all), and its number may then lead to another
-// file. So fstat compares the file's identity before anything is locked, reserved or mapped, and a descriptor
-// of another file is neither used nor closed. A segment's file that is opened again after that gets a new
+// Other code may close a descriptor (a daemonizing process closes all: FBGEMM#5083), and its number may then
+// lead to another file. So fstat compares the file's identity before anything is locked, reserved or mapped, and
+// a descriptor of another file is neither used nor closed. A segment's file that is opened again after that gets a new
 // SegmentFile, whose descriptor may have the old number. So the old SegmentFile first forgets that number, and
 // hands over the descriptors that it still has: closing them would drop the locks of the new SegmentFile.
 #pragma once
@@ -83,7 +83,7 @@ inline std::string four_octal(mode_t mode) {
     return text;
 }
 
-// Zeros if the system does not say.
+// The space of /dev/shm; zeros if the system does not report it.
 inline struct statvfs space_of_directory() {
     struct statvfs space{};
     if (statvfs(kDirectory, &space) != 0) return {};
@@ -185,7 +185,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
     shared_memory_full(what + why, bytes, space);
 }
 
-// The uids whose segments may be attached; no list: any uid's.
+// The uids whose segments may be attached; without a list, all uids.
 using Owners = std::optional<std::vector<uint32_t>>;
 
 [[noreturn]] inline void belongs_to_another(const struct stat& found, const std::string& why) {
@@ -193,6 +193,13 @@ using Owners = std::optional<std::vector<uint32_t>>;
                 "It belongs to uid " + std::to_string(found.st_uid) + ", mode " + four_octal(found.st_mode) +
                     why,
                 {{"uid", found.st_uid}, {"mode", found.st_mode & 07777u}});
+}
+
+// Returns how many bytes a word of kept_word stands for.
+inline uint64_t kept_bytes(uint64_t word) {
+    const uint64_t bytes = word & kMostKept;
+    if (word != kept_word(bytes)) data_loss("how much it leaves to others has a wrong digest");
+    return bytes;
 }
 
 class OpenSegment;
@@ -315,10 +322,10 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
         return Id{found.st_dev, found.st_ino} == id_;
     }
 
-    // How many bytes the segment leaves free when it grows (Header::kept_free).
+    // How many bytes the segment leaves free when it grows (Header::kept_free), for Ray's store (ray#3149).
     uint64_t kept() const {
         const uint64_t* word = kept_free.load(std::memory_order_acquire);
-        return word ? load_relaxed(*word) : 0;
+        return word ? kept_bytes(load_relaxed(*word)) : 0;
     }
     // Whether there are `bytes` free, not counting kept().
     bool has_room(uint64_t bytes) const {
@@ -339,13 +346,13 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
     std::weak_ptr<OpenSegment> open_segment;
 
   private:
-    // look: a descriptor that was just opened. If it has the number of fd(), other code has closed fd().
+    // look: a descriptor that was just opened. If its number is that of fd(), other code has closed fd().
     bool is_open(int look) const { return fd() != look && leads_here(fd()); }
     void forget_lost(int look = -1) {
         for (Descriptor* fd : {&readable_, &writable_})
             if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
     }
-    // After this, this SegmentFile never counts as open again, whichever files get its old descriptors' numbers.
+    // After this, this SegmentFile never counts as open, even if other files get the numbers of its descriptors.
     void hand_over(SegmentFile& successor, int look) {
         forget_lost(look);
         successor.readable_ = std::move(readable_);

@@ -7,6 +7,7 @@
 
 #include "protocol/undo_rows.hpp"
 #include "segment/opening.hpp"
+#include "segment/session.hpp"
 
 namespace shmacc {
 
@@ -72,7 +73,7 @@ class SegmentReader {
             else
                 for (uint32_t i = 0; i < config_.lanes; ++i)
                     before[i + 1] = read_lane(i, &states[i * bytes_of_lane(config_)]);
-            // What was read is valid if the generations are unchanged: an operation overwrites only the copies that
+            // The copied data is valid if the generations are unchanged: an operation overwrites only the copies that
             // are not current.
             const auto still = [&] {
                 return together ? generations() == before : generations()[0] == before[0];
@@ -112,7 +113,7 @@ class SegmentReader {
                        const std::vector<unsigned char>& states) const {
         Snapshot out{};
         out.finished = header.finished;
-        out.kept_free = header.kept_free;
+        out.kept_free = kept_bytes(header.kept_free);
         Totals& sum = out.totals;
         sum.round = header.state[generations[0] & 1];
         if (sum.round.needs > generations[1]) {  // it is not valid yet (commit.hpp)

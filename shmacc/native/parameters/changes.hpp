@@ -17,7 +17,7 @@ class PreparedChange {
     PreparedChange(const PreparedChange&) = delete;
     PreparedChange& operator=(const PreparedChange&) = delete;
 
-    // Adds what `change` will save, in its order.
+    // Adds to the log what `change` will save, in the same order.
     virtual void log(UndoLog& log) const = 0;
     // How many index entries are left over if the process dies before its commit.
     virtual uint64_t new_entries() const { return 0; }
@@ -46,7 +46,7 @@ class MemberChange {
     const uint32_t member_;
 };
 
-// Which rows of an array change.
+// The rows of an array that change.
 struct ChangedRows {
     const int64_t* rows = nullptr;  // ascending; null: the whole array
     uint64_t count = 0;
@@ -85,6 +85,15 @@ void add_changed(Digest& digest, const ChangedRows& rows, const unsigned char* a
     }
 }
 
+// How many numbers an array's constraint takes together: a row (everything behind the first
+// dimension), or one.
+inline uint64_t constrained_together(const MemberSpec& spec) {
+    uint64_t numbers = 1;
+    for (size_t i = 1; spec.optimizer.constrains_norms() && i < spec.round->size(); ++i)
+        numbers *= static_cast<uint64_t>((*spec.round)[i]);
+    return std::max<uint64_t>(numbers, 1);
+}
+
 // Returns a region of an array, which is mapped from now on.
 inline unsigned char* changed_region(Member& member, uint32_t region, uint64_t bytes) {
     if (bytes > member.state.reserved[kArrayRegions[region]])
@@ -108,7 +117,9 @@ class ArrayGradient : public MemberChange {
       public:
         Prepared(const ArrayGradient& asked, Member& member)
             : PreparedChange(member), asked_(asked), slots_(slots_of(spec().optimizer, *spec().round)),
-              entries_(asked.rows_, asked.bytes_, group_bytes()) {
+              entries_(asked.rows_, asked.bytes_,
+                       std::max(group_bytes(), constrained_together(spec()) * spec().number_bytes())),
+              constrained_(spec().optimizer, constrained_together(spec()), entries_.bytes) {
             if (asked.rows_.rows && asked.rows_.bytes % group_bytes())
                 throw Error(Failure::kInvalidArgument,
                             "A rowwise accumulator of an array with one dimension is of all of it, so rows "
@@ -141,14 +152,15 @@ class ArrayGradient : public MemberChange {
         template <class T>
         void change(Saving& saving) {
             const auto at = [&](uint32_t i) { return reinterpret_cast<T*>(regions_[i]); };
-            const TouchedArray<T> touched{at(0),
-                                          {at(1), at(2)},
-                                          static_cast<const T*>(asked_.values_),
-                                          asked_.rows_.rows,
-                                          entries_.count,
-                                          entries_.bytes / sizeof(T),
-                                          asked_.bytes_ / sizeof(T),
-                                          slots_.group};
+            TouchedArray<T> touched{at(0),
+                                    {at(1), at(2)},
+                                    static_cast<const T*>(asked_.values_),
+                                    asked_.rows_.rows,
+                                    entries_.count,
+                                    entries_.bytes / sizeof(T),
+                                    asked_.bytes_ / sizeof(T),
+                                    slots_.group};
+            touched.constrained = constrained_.if_any();
             optimize(spec().optimizer, asked_.rate_, member_.state.count, touched, saving);
         }
         const MemberSpec& spec() const { return member_.spec(); }
@@ -158,6 +170,7 @@ class ArrayGradient : public MemberChange {
         const ArrayGradient& asked_;
         const SlotShape slots_;
         const ChangedEntries entries_;
+        const Constrained constrained_;
         unsigned char* regions_[std::size(kArrayRegions)] = {};
     };
 
@@ -230,7 +243,7 @@ class ArrayContents : public MemberChange {
 // Gradients or new contents of a table's rows, and the removal of rows.
 class TableChange : public MemberChange {
   public:
-    // What the rows of these ids get.
+    // The gradients or new contents of the rows of these ids.
     struct Rows {
         Ids ids;
         std::optional<Rate> rate;  // if the values are gradients
@@ -249,7 +262,8 @@ class TableChange : public MemberChange {
     class Prepared : public PreparedChange {
       public:
         Prepared(const TableChange& asked, Member& member)
-            : PreparedChange(member), rows_(asked.rows_), table_(member) {
+            : PreparedChange(member), rows_(asked.rows_), table_(member),
+              constrained_(member.spec().optimizer, table_.shape().width, asked.rows_.row_bytes) {
             table_.prepare(asked.rows_.ids, asked.removal_);
         }
         void log(UndoLog& log) const override {
@@ -277,27 +291,30 @@ class TableChange : public MemberChange {
             table_.give<T>(saving, rows_.steps, step);
             if (rows_.ids.count > 0 && shape.width > 0) {
                 T* const records = table_.records<T>();
-                const TouchedArray<T> touched{records,
-                                              {records + shape.width, records + shape.width + shape.slot_width},
-                                              static_cast<const T*>(rows_.values),
-                                              table_.places().data(),
-                                              rows_.ids.count,
-                                              rows_.row_bytes / sizeof(T),
-                                              0,
-                                              shape.slots.group,
-                                              shape.numbers(),
-                                              shape.numbers(),
-                                              table_.committed_rows()};
-                if (rows_.rate)
+                TouchedArray<T> touched{records,
+                                        {records + shape.width, records + shape.width + shape.slot_width},
+                                        static_cast<const T*>(rows_.values),
+                                        table_.places().data(),
+                                        rows_.ids.count,
+                                        rows_.row_bytes / sizeof(T),
+                                        0,
+                                        shape.slots.group,
+                                        shape.numbers(),
+                                        shape.numbers(),
+                                        table_.committed_rows()};
+                if (rows_.rate) {
+                    touched.constrained = constrained_.if_any();
                     optimize(member_.spec().optimizer, *rows_.rate, member_.state.count, touched, saving);
-                else
+                } else {
                     replace(touched, saving);
+                }
             }
             table_.name();
         }
 
         const Rows& rows_;
         Table table_;
+        const Constrained constrained_;
     };
 
     const Rows rows_;

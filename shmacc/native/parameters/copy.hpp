@@ -19,7 +19,7 @@
 //                       counts gradients moves the accumulator past it first, whether or not the change is made again.
 //   after 2             the change is in. Asking for it again changes nothing.
 //
-// tools/model/copies searches what hosts make of this. It finds a fault if `begun` is not set, or is not looked at.
+// `make model` searches what hosts make of this. It finds a fault if `begun` is not set, or is not looked at.
 #pragma once
 
 #include "parameters/update.hpp"
@@ -41,9 +41,9 @@ class ChangeCopy : public ParametersOperation {
   public:
     using ParametersOperation::ParametersOperation;
 
-    // False: the copy has this change already. digest: set to the copy's.
+    // Returns false if the copy has this change already. digest: is set to the copy's.
     bool change(const CopyChange& request, uint64_t& digest) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kUpdatesIt);
         const bool whole = !request.parent;
         bool is_new = false;
         repeat(activity, request.deadline, [&](ParametersSession& session) {

@@ -1,6 +1,6 @@
 // A digest of what updates have changed, by which hosts tell whether their copies of parameters are equal.
 //
-// It does not depend on where a table keeps its rows. Each NaN counts as the same number, since processors differ in
+// The digest does not depend on where a table keeps its rows. Each NaN counts as the same number, since processors differ in
 // the NaN that an operation returns.
 #pragma once
 
@@ -40,7 +40,7 @@ class Digest {
         for (uint64_t i = 1; i < kStreams; ++i) all = mixed(all, hashes_[i]);
         return all;
     }
-    // Of a word alone: such digests may be added up in any order.
+    // The digest of a single word. Such digests may be added up in any order.
     static uint64_t of(uint64_t word) { return mixed(0x9e3779b97f4a7c15u, word); }
 
   private:

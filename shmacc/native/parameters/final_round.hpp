@@ -28,9 +28,9 @@ class UpdatedRound {
             throw Error(
                 Failure::kFailedPrecondition,
                 "The accumulator '" + name_of(segment_.config()) + "' belongs to other parameters than '" +
-                    name_of(parameters_) + "', which were replaced or removed since: its step, " +
+                    name_of(parameters_) + "': update those. If they were replaced or removed, its step, " +
                     std::to_string(state.step) +
-                    ", and its gradients are of those; make both new (if_exists=\"replace\"), or load a "
+                    ", and its gradients are of those: make both new (if_exists=\"replace\"), or load a "
                     "checkpoint of both");
         commit(state, is_in ? kUpdateIn : kUpdateBegun);
         return true;
@@ -54,7 +54,7 @@ class UpdatedRound {
         return segment_.round().current();
     }
     void commit(RoundState& state, FinalPhase phase) {
-        SHMACC_ASSERT(state.holder.serial == serial_);
+        SHMACC_ASSERT(state.holder.serial == serial_ && phase != kNotFinal);
         if (state.final.phase == kNotFinal) state.final.since_ns = timestamp_ns();
         state.final.phase = phase;
         state.final.serial = serial_;

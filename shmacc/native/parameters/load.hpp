@@ -53,8 +53,9 @@ class Load {
 
     void run() {
         std::deque<ActivityScope> activities;
-        for (const Arrays& each : arrays_) activities.emplace_back(*each.segment, kWaitsForLock);
-        for (const Gradients& each : gradients_) activities.emplace_back(*each.segment, kWaitsForLock);
+        for (const Arrays& each : arrays_) activities.emplace_back(*each.segment, kWaitsForLock, kUpdatesIt);
+        for (const Gradients& each : gradients_)
+            activities.emplace_back(*each.segment, kWaitsForLock, kUpdatesIt);
         const int64_t until = lock_deadline(deadline_);
         while (OpenSegment* const busy = replace_if_free(activities)) {
             interruption_.check();

@@ -45,6 +45,15 @@ template void optimize(const OptimizerSpec&, const Rate&, int64_t, const Touched
 template void optimize(const OptimizerSpec&, const Rate&, int64_t, const TouchedArray<double>&, Saving&);
 
 template <class T>
+void constrain(const OptimizerSpec& optimizer, T* rows, uint64_t numbers, uint64_t row) {
+    if (optimizer.constraint() == kNoConstraint || numbers == 0) return;
+    const TouchedArray<T> all{rows, {}, nullptr, nullptr, 1, numbers, numbers};
+    put_constrained(optimizer, row, rows, all, 0, 1);
+}
+template void constrain(const OptimizerSpec&, float*, uint64_t, uint64_t);
+template void constrain(const OptimizerSpec&, double*, uint64_t, uint64_t);
+
+template <class T>
 void replace(const TouchedArray<T>& array, Saving& saving) {
     update_array(NewContents{}, array, saving);
 }

@@ -14,7 +14,7 @@
 #include "base/assertions.hpp"
 #include "base/errors.hpp"
 #include "base/words.hpp"
-#include "parameters/touched_array.hpp"
+#include "parameters/constraints.hpp"
 
 namespace shmacc {
 
@@ -61,31 +61,34 @@ struct Adagrad {
     }
 };
 
-template <class T>
+// kL2: an l2 penalty. It is computed twice, since a row may be of any width.
+template <class T, bool kL2>
 struct RowwiseAdagrad {
     static constexpr uint32_t kSlots = 1;
-    T rate, epsilon;
+    T rate, epsilon, l2;
     void operator()(T* __restrict__ p, T& a, const T* __restrict__ g, uint64_t group) const {
-        a += mean_of_squares(g, group);
+        const auto decayed = [=](uint64_t j) { return kL2 ? g[j] + l2 * p[j] : g[j]; };
+        a += mean_of_squares(decayed, group);
         const T factor = rate / (std::sqrt(a) + epsilon);
-        for (uint64_t j = 0; j < group; ++j) p[j] -= factor * g[j];
+        for (uint64_t j = 0; j < group; ++j) p[j] -= factor * decayed(j);
     }
 
   private:
     // Always uses eight sums, so that vectors of any width give the same result to the bit.
-    static T mean_of_squares(const T* g, uint64_t group) {
+    template <class Numbers>
+    static T mean_of_squares(Numbers g, uint64_t group) {
         T sums[8] = {};
         uint64_t j = 0;
         for (; j + 8 <= group; j += 8)
-            for (uint64_t k = 0; k < 8; ++k) sums[k] += g[j + k] * g[j + k];
-        for (uint64_t k = 0; j < group; ++j, ++k) sums[k] += g[j] * g[j];
+            for (uint64_t k = 0; k < 8; ++k) sums[k] += g(j + k) * g(j + k);
+        for (uint64_t k = 0; j < group; ++j, ++k) sums[k] += g(j) * g(j);
         const T sum = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
         return sum / static_cast<T>(group);
     }
 };
 
-template <class T>
-constexpr bool kRowwise<RowwiseAdagrad<T>> = true;
+template <class T, bool kL2>
+constexpr bool kRowwise<RowwiseAdagrad<T, kL2>> = true;
 
 template <class T, bool kTorchs>
 struct Rmsprop {
@@ -157,6 +160,8 @@ template <class Rule>
 constexpr bool kDecays = false;
 template <class Rule, class T>
 constexpr bool kDecays<Decayed<Rule, T>> = true;
+template <class T>
+constexpr bool kDecays<RowwiseAdagrad<T, true>> = true;
 
 // Calls act(rule). of_rows: the gradient is sparse.
 template <class T, class Act>
@@ -172,7 +177,9 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, const Corrections& c
             return act(Momentum<T, true>{learning_rate, number(1)});
         case kAdagrad:
             if (numbers[3] == 0) return act(Adagrad<T>{learning_rate, number(2)});
-            return act(RowwiseAdagrad<T>{learning_rate, number(2)});
+            if (optimizer.weight_decay() == 0)
+                return act(RowwiseAdagrad<T, false>{learning_rate, number(2), 0});
+            return act(RowwiseAdagrad<T, true>{learning_rate, number(2), number(4)});
         case kRmsprop: {
             const T decay = static_cast<T>(1 - numbers[1]);
             const auto of = [&](auto torchs) {
@@ -213,19 +220,21 @@ SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict
     }
 }
 
-// Computes decayed gradients in pieces, so that a row may have any width.
+// Computes decayed gradients in pieces, so that a row may have any width. Readers take no lock, so an element gets its
+// new value at once.
 template <class Rule, class T>
 SHMACC_INLINE void apply_rule(const Decayed<Rule, T>& rule, T* p, T* s0, T* s1, const T* g, uint64_t count,
                               uint64_t group) {
     constexpr uint64_t kPiece = 256;
-    T decayed[kPiece];
+    T changed[kPiece], decayed[kPiece];
     for (uint64_t begin = 0; begin < count; begin += kPiece) {
         const uint64_t piece = std::min(kPiece, count - begin);
-        for (uint64_t j = 0; j < piece; ++j) p[begin + j] *= rule.kept;
-        for (uint64_t j = 0; j < piece; ++j) decayed[j] = g[begin + j] + rule.l2 * p[begin + j];
+        for (uint64_t j = 0; j < piece; ++j) changed[j] = p[begin + j] * rule.kept;
+        for (uint64_t j = 0; j < piece; ++j) decayed[j] = g[begin + j] + rule.l2 * changed[j];
         const Rule& plain = rule;
-        apply_rule(plain, p + begin, Rule::kSlots > 0 ? s0 + begin : s0, Rule::kSlots > 1 ? s1 + begin : s1,
+        apply_rule(plain, changed, Rule::kSlots > 0 ? s0 + begin : s0, Rule::kSlots > 1 ? s1 + begin : s1,
                    rule.l2 == 0 ? g + begin : decayed, piece, group);
+        copy_numbers(p + begin, changed, piece);
     }
 }
 
@@ -249,17 +258,22 @@ SHMACC_INLINE Entry<T> entry_of(const TouchedArray<T>& array, uint64_t i, uint64
 // kWidth: an entry's width, or 0 for any.
 template <uint64_t kWidth, class Rule, class T>
 SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>& given, Saving& saving) {
-    constexpr uint64_t kAhead = 16, kTogetherBytes = 4096;
+    constexpr uint64_t kAhead = 16;
     const Rule rule = given_rule;
     const TouchedArray<T> array = given;
     const uint64_t width = kWidth ? kWidth : array.width;
     const uint64_t group = kRowwise<Rule> ? array.group : 1;
     const uint64_t slot_width = kRowwise<Rule> ? width / group : width;
     const bool streamed = saving.streamed;
+    T* const room = array.constrained ? reinterpret_cast<T*>(array.constrained->room.get()) : nullptr;
     // Saves several entries before it changes them: stores past the caches cost up to four times as much if changes
     // come between them.
     const uint64_t together =
         array.rows ? std::clamp<uint64_t>(kTogetherBytes / sizeof(T) / std::max<uint64_t>(width, 1), 1, 8) : 1;
+    if (array.total > 0 && array.count > 0) {  // an array, whose rows ascend
+        const Entry<T> last = entry_of<Rule>(array, array.count - 1, width);
+        SHMACC_ASSERT(last.at * array.stride + last.numbers <= array.total);
+    }
     unsigned char* to = saving.to;
     uint64_t saved = saving.count;
     for (uint64_t begin = 0, end; begin < array.count; begin = end) {
@@ -273,7 +287,6 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
         uint64_t unsaved = 0;
         for (uint64_t i = begin; i < end; ++i) {
             const Entry<T> entry = entry_of<Rule>(array, i, width);
-            SHMACC_ASSERT(array.total == 0 || entry.at * array.stride + entry.numbers <= array.total);
             if (entry.at >= array.new_from) {
                 ++unsaved;
                 continue;
@@ -294,9 +307,14 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
         compiler_barrier();
         for (uint64_t i = begin; i < end; ++i) {
             const Entry<T> entry = entry_of<Rule>(array, i, width);
-            apply_rule(rule, entry.contents, entry.slots[0], entry.slots[1], array.gradient + i * width,
-                       kWidth ? kWidth : entry.numbers, group);
+            const uint64_t numbers = kWidth ? kWidth : entry.numbers;
+            T* const changed = room ? room + (i - begin) * width : entry.contents;
+            if (room) copy_numbers(changed, entry.contents, numbers);
+            apply_rule(rule, changed, entry.slots[0], entry.slots[1], array.gradient + i * width, numbers,
+                       group);
         }
+        if constexpr (!std::is_same_v<Rule, NewContents>)
+            if (room) put_constrained(array.constrained->by, array.constrained->row, room, given, begin, end);
     }
     saving.to = to;
     saving.count = saved;

@@ -9,28 +9,18 @@ namespace shmacc {
 
 using MemberChanges = std::vector<const MemberChange*>;  // one for each member that changes
 
-class ParametersSession {
+class ParametersSession : public LaneSession {
   public:
     ParametersSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
-        : segment_(segment), locks_(segment) {
-        if (!locks_.acquire(0, deadline, interruption)) return;
-        locks_.guard([&] {
-            segment.round().settle();
-            round = segment.round().current();
-            state = before_ = segment.recovered(0);
-        });
-    }
+        : LaneSession(segment, 0, false, deadline, interruption) {}
 
-    // Without a commit: gives back the memory that tables have reserved for new rows.
+    // Without a commit: gives back the memory that tables have reserved for new rows. What has begun is left to the
+    // lock's next owner.
     ~ParametersSession() {
-        if (!committed_)
-            for (Member& member : members_) member.roll_back();
+        if (!committed_ && sound_ && !lane().has_begun())
+            for (Member& member : members()) member.roll_back();
     }
-    ParametersSession(const ParametersSession&) = delete;
-    ParametersSession& operator=(const ParametersSession&) = delete;
 
-    bool held() const { return locks_.held(); }
-    Lane& lane() { return *segment_.lanes()[0]; }
     Member member(uint32_t number) { return Member(lane(), number, state); }
 
     // Compares the tables to change with their indexes, if this process has not done so. False: there is more to
@@ -46,15 +36,17 @@ class ParametersSession {
     }
     // Reserves what the changes need, and writes the log. Nothing is changed yet, and nothing throws after this.
     void prepare(const MemberChanges& changes) {
+        SHMACC_ASSERT(held() && !committed_ && prepared_.empty());
         lane().begin_round(state, round.round + 1);
-        members_.reserve(changes.size());  // prepared changes refer to its elements
+        expect(changes.size());
         for (const MemberChange* change : changes)
-            prepared_.push_back(change->prepare(members_.emplace_back(member(change->member()))));
+            prepared_.push_back(change->prepare(members().emplace_back(member(change->member()))));
         for (const auto& change : prepared_) change->log(log_);
         log_.write(lane(), state);
     }
     // Makes the changes that were prepared. step: the step of the round.
     void change(int64_t step) {
+        SHMACC_ASSERT(!committed_ && prepared_.size() == members().size());
         const DefaultFloats floats;
         uint64_t new_entries = 0;
         for (const auto& change : prepared_) new_entries += change->new_entries();
@@ -69,19 +61,17 @@ class ParametersSession {
     // updates: how often each changed member was updated, in order of the changes; empty: `change` has counted it.
     // lineage: of the copy that the parameters are now (copy.hpp).
     void commit(int64_t step, const std::vector<int64_t>& updates = {}, const Lineage& lineage = {}) {
-        for (size_t i = 0; i < updates.size(); ++i) members_[i].state.count = updates[i];
+        SHMACC_ASSERT(updates.size() <= members().size());
+        for (size_t i = 0; i < updates.size(); ++i) members()[i].state.count = updates[i];
         round.step = step;
         round.lineage = lineage;
         ++round.round;
         ++round.takes;
-        round.needs = state.generation + 1;
-        segment_.commit(round);
-        lane().commit(state, members_);
+        commit_with_round();
         committed_ = true;
-        lane().give_back(before_, state);
         if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back(&state);
     }
-    // For copies (copy.hpp): notes the step to which the change leads that begins now.
+    // For copies (copy.hpp): notes the step that the copy will have after the change that begins now.
     void note_begun(int64_t step) {
         round.begun = std::max(round.begun, step);
         segment_.commit(round);
@@ -90,13 +80,13 @@ class ParametersSession {
     uint64_t digest(uint64_t before) {
         Digest digest(before);
         for (size_t i = 0; i < prepared_.size(); ++i) {
-            digest.add(members_[i].number());
+            digest.add(members()[i].number());
             prepared_[i]->add_to(digest);
         }
         return digest.value();
     }
     // For Load (load.hpp), and copies.
-    void keep_no_journal() { Lane::keep_no_undo(before_, state); }
+    void keep_no_journal() { Lane::keep_no_undo(before, state); }
     void mark() {
         const Presence& presence = segment_.presence();
         round.sealed = 1;
@@ -113,20 +103,14 @@ class ParametersSession {
     }
     // If a load fails: gives back the memory that `prepare` has reserved.
     void give_journal_back() {
-        LaneState now = lane().committed().current(), before = now;
+        if (!sound_) return;
+        LaneState now = lane().committed().again(), before = now;
         Lane::keep_no_undo(before, now);
         lane().commit(now);
         lane().give_back(before, now);
     }
 
-    RoundState round;
-    LaneState state;  // to be changed, then committed
-
   private:
-    OpenSegment& segment_;
-    HeldLocks locks_;
-    LaneState before_;
-    std::vector<Member> members_;  // the changed ones
     std::vector<std::unique_ptr<PreparedChange>> prepared_;
     UndoLog log_;
     bool committed_ = false;

@@ -16,7 +16,7 @@
 //   4  writes the new ids
 //   5  stamps the places of removed ids as free from G on, and links them
 //   6  adds entries to the index; or builds a new one, in the region that is not current, with stamp G
-// It gives only places that were free at g to new ids. Those that it frees itself are for later updates.
+// An update gives new ids only places that were free at g. Places that it frees itself are for later updates.
 //
 // At each instant of death the log has the old content of places below `rows`, and `recover` puts it back
 // (undo_arrays.hpp) before it commits G itself. Rows of free places need not be put back: nobody reads them. Places
@@ -36,9 +36,9 @@
 //   * The next owner of the place writes its numbers after a barrier (Lane::begin's), and the place was stamped as free
 //     before that barrier. A reader that has copied one of these numbers and passed a load_barrier sees that stamp or
 //     a later one.
-//   * A stamp above g is of an update that had not committed when the reader began: the id is being added, so the
-//     reader may find it or not. No stamp of g or before comes from a dead update: its places have been put back, or
-//     lie from `rows` on, and the reader loaded `rows` together with g.
+//   * A stamp above g comes from an update that had not committed when the reader began: the id is being added,
+//     so the reader may find it or not. No stamp of g or before comes from a dead update: its places have been put
+//     back, or lie from `rows` on, and the reader loaded `rows` together with g.
 //
 // If a reader finds no such place, or another stamp afterwards, then this very id has changed, or the index is not
 // current any more. So the reader loads the state again, and searches again unless the index is still the same. (It
@@ -71,9 +71,15 @@ inline RecordShape record_of(const MemberSpec& spec) {
     const SlotShape slots = slots_of(spec.optimizer, *spec.round);
     return {width, width / slots.group, slots};
 }
+// The contents with which a row comes into the table, and which readers see before that.
+template <class T>
+void first_row(const MemberSpec& spec, int64_t id, T* row, uint64_t width) {
+    initial_row(spec.table, id, row, width);
+    constrain(spec.optimizer, row, width, width);
+}
 template <class T>
 void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id, T* record) {
-    initial_row(spec.table, id, record, shape.width);
+    first_row(spec, id, record, shape.width);
     for (uint32_t k = 0; k < shape.slots.count; ++k)
         std::fill_n(record + shape.width + k * shape.slot_width, shape.slot_width,
                     static_cast<T>(initial_of_slot(spec.optimizer, k)));
@@ -108,7 +114,7 @@ class Table {
     }
 
     const RecordShape& shape() const { return shape_; }
-    // After prepare: the places of the changed ids, in their order.
+    // Call after prepare. The places of the changed ids, in the order of the ids.
     const std::vector<int64_t>& places() const { return places_; }
     uint64_t committed_rows() const { return committed_rows_; }
     // How many index entries are left over if the operation dies before its commit.
@@ -132,7 +138,7 @@ class Table {
             places_[i] = static_cast<int64_t>(place);
             if (place == kAbsent) fresh_.push_back(i);
         };
-        // What replaces all rows needs no index, and makes a damaged one anew.
+        // A change that replaces all rows needs no index, and rebuilds a damaged one.
         rebuilds_ = removal.all_others && !index_.is_sound();
         if (rebuilds_)
             find_without_index(changed, known, found);
@@ -163,8 +169,8 @@ class Table {
                             ", and it has " + std::to_string(state_.in_table) + "; nothing was changed: " +
                             (removal.all_others
                                  ? "make the table with a larger one"
-                                 : "remove rows in the same update (remove=, forget=), or skip "
-                                   "the round"));
+                                 : "remove rows in the same update (remove=, forget=), or leave "
+                                   "the table out of it (taken.without)"));
         for (const int64_t place : places_)
             if (place < static_cast<int64_t>(committed_rows_)) touched_.push_back(place);
         for (const uint32_t i : fresh_)
@@ -199,7 +205,8 @@ class Table {
     // Does steps 1 to 3. new_steps: the last step of each changed id; null: all get new_step.
     template <class T>
     void give(Saving& saving, const int64_t* new_steps, int64_t new_step) {
-        SHMACC_ASSERT(member_.lane().has_begun());
+        SHMACC_ASSERT(member_.lane().has_begun() && end_ * sizeof(int64_t) <= state_.reserved[kRows1]);
+        SHMACC_ASSERT(end_ * shape_.numbers() * sizeof(T) <= state_.reserved[kRows0]);
         RowPlace* const table = member_.array<RowPlace>(kPlaces, end_);
         int64_t* const steps = this->steps();
         for (const int64_t place : marked_) {
@@ -347,6 +354,7 @@ class Table {
     }
     void build_index(const RowPlace* table) {
         SHMACC_ASSERT(other_index() != kIndex0 + member_.before.index);
+        SHMACC_ASSERT(!Index::crowded(in_table_, buckets_));
         state_.index = other_index() - kIndex0;
         state_.index_buckets = buckets_;
         state_.index_stamp = static_cast<uint32_t>(generation());

@@ -1,6 +1,6 @@
 // The index of a table of parameters, under the lane's lock: finds the places of ids, and is compared with the rows.
 //
-// If something has overwritten the index, it does not lead to some rows, and an update would make such a row anew, as a
+// If something has overwritten the index, it misses some rows, and an update would make such a row again, as a
 // second one of its id. So each process compares all places with the index before its first update, and later as many
 // as it adds.
 #pragma once
@@ -31,7 +31,8 @@ struct PlacesInUse {
     void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
 };
 
-// Each operation has one. Only `now` is used after it has changed the table; the others are of the committed rows.
+// Each operation on a table has a TableIndex. After it has changed the table, it uses only `now`: the other members
+// describe the committed rows.
 class TableIndex {
   public:
     explicit TableIndex(Member& member)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/read_region.hpp"
+#include "parameters/default_floats.hpp"
 #include "parameters/table.hpp"
 #include "segment/open_segment.hpp"
 
@@ -19,7 +20,7 @@ class TableReader {
         look();
     }
     const ReadRegions& regions() const { return regions_; }
-    // The committed state at the last look.
+    // The state that was committed when this was last read.
     const MemberState& state() const { return state_; }
     const RecordShape& shape() const { return shape_; }
 
@@ -51,8 +52,9 @@ class TableReader {
     // Copies `width` numbers of each id's record, from number `from` on. An id that is absent has initial contents.
     template <class T>
     void copy(const int64_t* ids, uint64_t count, uint64_t from, uint64_t width, T* to) {
+        const DefaultFloats floats;  // an absent row is to the bit what an update will make
         const auto absent = [&](uint64_t i) {
-            if (from == 0) return initial_row(spec_.table, ids[i], to + i * width, width);
+            if (from == 0) return first_row(spec_, ids[i], to + i * width, width);
             const auto slot = static_cast<uint32_t>((from - shape_.width) /
                                                     std::max<uint64_t>(shape_.slot_width, 1));
             std::fill_n(to + i * width, width, static_cast<T>(initial_of_slot(spec_.optimizer, slot)));

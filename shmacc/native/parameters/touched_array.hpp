@@ -8,6 +8,25 @@
 
 namespace shmacc {
 
+// Entries that are changed together have this many bytes, unless a single one has more.
+constexpr uint64_t kTogetherBytes = 4096;
+
+// The constraint of an array, and room for entries that are to be constrained: readers take no lock, so an entry is
+// changed there, and gets its new contents at once.
+struct Constrained {
+    // row: numbers in a row, whose norm may be constrained; an entry has whole rows. entry_bytes: the largest entry.
+    Constrained(const OptimizerSpec& by, uint64_t row, uint64_t entry_bytes)
+        : by(by), row(std::max<uint64_t>(row, 1)) {
+        if (by.constraint() == kNoConstraint) return;
+        room.reset(new double[std::max(entry_bytes, kTogetherBytes) / sizeof(double) + 1]);
+    }
+    const Constrained* if_any() const { return room ? this : nullptr; }
+
+    const OptimizerSpec& by;
+    const uint64_t row;
+    std::unique_ptr<double[]> room;
+};
+
 // Part of an array that an update changes. An entry is a row, or a piece of an array that is changed as a whole.
 template <class T>
 struct TouchedArray {
@@ -22,6 +41,7 @@ struct TouchedArray {
     uint64_t stride = width;  // numbers from the contents of one entry to those of the next one
     uint64_t slot_stride = stride / group;  // numbers from the slot of one entry to that of the next one
     uint64_t new_from = UINT64_MAX;  // entries from here on are new: they are not saved
+    const Constrained* constrained = nullptr;  // null: no constraint
 };
 
 // Where entries are copied to before they are changed.
@@ -58,7 +78,7 @@ double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
 struct Corrections {
     double first, second;
 };
-// The learning rate of an update. No corrections: those after the array's updates.
+// The learning rate of an update; if it has no corrections, the array's number of updates gives them.
 struct Rate {
     double rate;
     std::optional<Corrections> corrections = {};
@@ -68,6 +88,10 @@ struct Rate {
 template <class T>
 void optimize(const OptimizerSpec& optimizer, const Rate& rate, int64_t updates, const TouchedArray<T>& array,
               Saving& saving);
+
+// Applies the optimizer's constraint, if it has one, to rows of `row` numbers, one after the other.
+template <class T>
+void constrain(const OptimizerSpec& optimizer, T* rows, uint64_t numbers, uint64_t row);
 
 // Gives the entries their new contents.
 template <class T>

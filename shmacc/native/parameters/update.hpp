@@ -55,7 +55,7 @@ class Update : public ParametersOperation {
 
     // False: the parameters have this round already.
     bool update(const UpdateRequest& request, UpdatedRound& round) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kUpdatesIt);
         bool is_in = false;
         repeat(activity, request.deadline, [&](ParametersSession& session) {
             if (session.round.sealed) refuse_half_loaded();
@@ -82,7 +82,7 @@ class Update : public ParametersOperation {
 
     // Undoes a dead process's unfinished update.
     void recover(int64_t deadline) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, kUpdatesIt);
         if (!ParametersSession(segment_, deadline, interruption_).held()) deadline_exceeded();
     }
 
@@ -94,15 +94,14 @@ class Update : public ParametersOperation {
     };
     struct TableCopy {
         uint32_t table;
-        bool whole;  // each row is followed by the optimizer's numbers for it
         uint64_t rows = 0;
         std::optional<Output> ids = {}, steps = {}, records = {};
     };
-    // Copies arrays and tables, and returns the RoundState that they are of. updates: gets each array's number of
-    // updates.
-    RoundState read(const std::vector<ArrayCopy>& copies, std::vector<TableCopy>& tables,
+    // Copies arrays and tables, and returns the RoundState that they belong to. updates: gets each
+    // array's number of updates. whole: each row of a table is followed by the optimizer's numbers for it.
+    RoundState read(const std::vector<ArrayCopy>& copies, std::vector<TableCopy>& tables, bool whole,
                     std::vector<int64_t>& updates, int64_t deadline) {
-        ActivityScope activity(segment_, kWaitsForLock);
+        ActivityScope activity(segment_, kWaitsForLock, whole ? kSaves : kLooksOn);
         ParametersSession session(segment_, deadline, interruption_);
         if (!session.held()) deadline_exceeded();
         for (const ArrayCopy& copy : copies) {
@@ -113,7 +112,7 @@ class Update : public ParametersOperation {
             const auto* from = array.array<unsigned char>(region, copy.bytes);
             if (copy.bytes) std::memcpy(copy.to, from, copy.bytes);
         }
-        for (TableCopy& copy : tables) read_table(session, copy);
+        for (TableCopy& copy : tables) read_table(session, copy, whole);
         for (uint32_t i = 0; i + 1 < segment_.specs()->size(); ++i)
             updates.push_back(session.member(i).state.count);
         return session.round;
@@ -127,12 +126,12 @@ class Update : public ParametersOperation {
     }
 
   private:
-    static void read_table(ParametersSession& session, TableCopy& copy) {
+    static void read_table(ParametersSession& session, TableCopy& copy, bool whole) {
         Member member = session.member(copy.table);
         Table table(member);
         const auto all = table.all();
         const uint64_t number = member.spec().number_bytes(), stride = table.shape().numbers() * number;
-        const uint64_t bytes = copy.whole ? stride : table.shape().width * number;
+        const uint64_t bytes = whole ? stride : table.shape().width * number;
         copy.rows = all.size();
         auto* ids = reinterpret_cast<int64_t*>(copy.ids.emplace(all.size() * sizeof(int64_t)).get());
         auto* steps = reinterpret_cast<int64_t*>(copy.steps.emplace(all.size() * sizeof(int64_t)).get());

@@ -128,9 +128,15 @@ class Committed {
     // The committed record. Needs a lock under which nobody can commit another one.
     Record current() const {
         const uint64_t generation = load(generation_);
+        store_relaxed(current_, generation);
         const Record record = copies_[generation & 1];
         verify(record, generation);
-        SHMACC_ASSERTED(current_ = generation;)
+        return record;
+    }
+    // The same again, later in the same operation, which has the lock.
+    Record again() const {
+        const Record record = copies_[load_relaxed(current_) & 1];
+        verify(record, load_relaxed(current_));
         return record;
     }
 
@@ -138,7 +144,7 @@ class Committed {
     Record snapshot() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);
-            // Stays right while the latest generation does not change, unless `settle` runs.
+            // This result stays right while the latest generation does not change, unless `settle` runs.
             const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
             const Record record = load_words(copies_[generation & 1]);
             load_barrier();
@@ -152,15 +158,17 @@ class Committed {
     }
 
     void commit(Record& record) {
-        SHMACC_ASSERT(record.generation == current_);  // so the copy that is not current is overwritten
+        SHMACC_ASSERT(is_current(record) && in_range(record));  // so the copy that is not current is overwritten
         ++record.generation;
         record.checksum = checksum_of(record);
         store_barrier();
         store_words(copies_[record.generation & 1], record);
         store(generation_, record.generation);
-        SHMACC_ASSERTED(current_ = record.generation;)
+        store_relaxed(current_, record.generation);
     }
 
+    // Whether the record is of the generation that this process has read or committed last.
+    bool is_current(const Record& record) const { return record.generation == load_relaxed(current_); }
     // The generation of the record that `snapshot` would return. A restore changes it only with the second of
     // its two commits, even if its process is stopped in between.
     uint64_t generation() const {
@@ -201,8 +209,8 @@ class Committed {
     uint64_t& generation_;
     Record (&copies_)[2];
     const uint64_t* const needed_;
-    // As this process has read or committed it last.
-    SHMACC_ASSERTED(mutable std::atomic<uint64_t> current_{};)
+    // The generation that this process last read or committed.
+    mutable uint64_t current_ = 0;
 };
 
 // Which of a member's copies is current at this generation of its lane.
@@ -213,31 +221,36 @@ inline uint32_t current_copy(const MemberStates& states, uint64_t generation) {
     return first > generation || second > first;
 }
 
-// After this, no size that is derived from the state overflows, or exceeds what is reserved.
-inline void verify(const MemberState& state, uint64_t generation, const MemberSpec& spec) {
-    if (state.generation > generation || state.checksum != checksum_of(state))
-        data_loss("the committed state of a member has a wrong checksum");
+inline bool in_range(const MemberState& state) {
     bool fits = state.count >= 0 && state.count < INT64_MAX && state.weight >= 0 && state.rows <= kMaxRows &&
                 state.index <= 1 && state.index_buckets <= kMaxRows && state.index_stamp <= UINT32_MAX &&
                 state.row_elements <= kRegionSpan / sizeof(double);
     for (uint64_t bytes : state.reserved) fits = fits && bytes <= kRegionSpan;
-    if (!fits) data_loss("the committed state of a member has a number out of range");
+    return fits;
+}
+// Whether a state that is in range needs no more than is reserved.
+inline bool is_reserved(const MemberState& state, const MemberSpec& spec) {
     const uint64_t row_bytes = state.row_elements * spec.number_bytes();
-    if (spec.kind == kDense) {
-        fits = state.shape <= kDeclaredShape && state.buffer <= 1 && state.rows == 0 &&
+    if (spec.kind == kDense)
+        return state.shape <= kDeclaredShape && state.buffer <= 1 && state.rows == 0 &&
                (state.count == 0 || row_bytes <= state.reserved[kRows0 + state.buffer]);
-    } else {
-        const bool table = spec.kind == kTable;
-        fits = state.rows * sizeof(RowPlace) <= state.reserved[kPlaces] &&
-               (row_bytes == 0 || state.rows <= state.reserved[kRows0] / row_bytes) &&
-               state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index] &&
-               (table ? state.in_table : state.rows) <= state.index_buckets * kBucketEntries &&
-               (table ? state.in_table <= state.rows && state.free_place <= state.rows &&
-                            state.removed <= INT64_MAX - static_cast<int64_t>(kMaxRows) &&
-                            state.rows * sizeof(int64_t) <= state.reserved[kRows1]
-                      : state.shape <= kDeclaredShape && state.buffer <= 1);
-    }
-    if (!fits) data_loss("the committed state of a member and its reserved sizes disagree");
+    const bool table = spec.kind == kTable;
+    return state.rows * sizeof(RowPlace) <= state.reserved[kPlaces] &&
+           static_cast<unsigned __int128>(state.rows) * row_bytes <= state.reserved[kRows0] &&
+           state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index] &&
+           (table ? state.in_table : state.rows) <= state.index_buckets * kBucketEntries &&
+           (table ? state.in_table <= state.rows && state.free_place <= state.rows &&
+                        state.removed <= INT64_MAX - static_cast<int64_t>(kMaxRows) &&
+                        state.rows * sizeof(int64_t) <= state.reserved[kRows1]
+                  : state.shape <= kDeclaredShape && state.buffer <= 1);
+}
+// After this, no size that is derived from the state overflows, or exceeds what is reserved.
+inline void verify(const MemberState& state, uint64_t generation, const MemberSpec& spec) {
+    if (state.generation > generation || state.checksum != checksum_of(state))
+        data_loss("the committed state of a member has a wrong checksum");
+    if (!in_range(state)) data_loss("the committed state of a member has a number out of range");
+    if (!is_reserved(state, spec))
+        data_loss("the committed state of a member and its reserved sizes disagree");
 }
 
 }  // namespace shmacc

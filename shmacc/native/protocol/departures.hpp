@@ -52,9 +52,9 @@ class Departures {
         : file_(mapping.file()), presence_(presence),
           table_(mapping, kDepartedRegion, kMaxDeparted, header.departed_top) {}
 
-    // This process, which is attached, has failed. It may go on.
+    // Records that this attached process has failed. It may go on.
     void note_failure(const std::string& reason) {
-        // First, so that a process that finds the failure finds the reason.
+        // Write the reason first: a process that finds the failure must find the reason.
         write_reason(file_, presence_.index(), identity_of(presence_.token()), reason);
         presence_.note_failure();
     }
@@ -69,14 +69,14 @@ class Departures {
         const uint32_t i = entry_for(token);
         if (i == kMaxDeparted) return died;
         Departed& made = table_[i];
-        made.pid_namespace = entry.pid_namespace;
         made.at_ns = timestamp_ns();
         made.applied_step = entry.applied_step;
         made.applied = entry.applied;
-        made.pid = entry.pid;
-        made.took = has_taken(entry);
-        made.took_at = entry.took_at;
         made.attached_ns = entry.attached_ns;
+        made.took_ns = entry.took_ns;
+        made.pid = entry.pid;
+        made.pid_namespace = entry.pid_namespace;
+        made.roles = entry.roles;
         if (!died || has_failed(entry, token))
             write_reason(file_, reason_of_departed(i), identity_of(token),
                          read_reason(file_, participant, identity_of(token)));
@@ -116,7 +116,7 @@ class Departures {
             for_each([&](uint32_t i) {
                 const uint64_t token = load(table_[i].token);
                 if (identity_of(token) == identity_of(departure.token) && is_news(token))
-                    store(table_[i].token, table_[i].took ? token | kTold : uint64_t{0});
+                    store(table_[i].token, table_[i].took_ns ? token | kTold : uint64_t{0});
             });
         }
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) table_.last_use(i);
@@ -143,7 +143,7 @@ class Departures {
         if (led) return {};
         for_each([&](uint32_t i) {
             const uint64_t token = load(table_[i].token);
-            if ((token & kFateBits) != 0 && table_[i].took) chiefs.push_back(of_record(i, token));
+            if ((token & kFateBits) != 0 && table_[i].took_ns) chiefs.push_back(of_record(i, token));
         });
         return once_each(chiefs);
     }

@@ -52,7 +52,8 @@ class Events {
         event.contributor = process.contributor;
         event.kind = kind;
         event.pid = load_relaxed(process.pid);
-        event.pid_namespace = static_cast<uint32_t>(process.pid_namespace);
+        event.pid_namespace = process.pid_namespace;
+        event.roles = load_relaxed(process.roles);
         store(event.serial, serial);
         return serial;
     }

@@ -52,7 +52,7 @@ class Lane {
     }
     const MemberSpecs& specs() const { return specs_; }
     const uint64_t (&hash_key() const)[4] { return hash_key_; }
-    // Of a member that is a table. Needs the lock.
+    // How much of the table of a member was compared. Needs the lock.
     Compared& compared(uint32_t member) { return compared_[member]; }
     // The number of members, plus 1 for the set of contributors.
     uint32_t member_count() const { return static_cast<uint32_t>(specs_.size()); }
@@ -75,19 +75,19 @@ class Lane {
     bool interrupted(const LaneState& state) const {
         return load(header_.journal.generation) == state.generation + 1;
     }
-    // With the lock: the current state, which may be `interrupted`.
+    // Needs the lock. The current state, which may be `interrupted`.
     LaneState current() {
-        SHMACC_ASSERTED(begun_ = false;)
+        begun_ = false;
         const LaneState state = committed_.current();
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             mapping_.limit(region, state.reserved[region]);  // other processes may have made holes above that
         return state;
     }
 
-    // The operation may change rows in place from here on, and write members' copies.
+    // From here on, the operation may change rows in place, and write members' copies.
     void begin(const LaneState& state, uint64_t new_rows) {
-        SHMACC_ASSERT(lock_->is_mine() && !begun_);
-        SHMACC_ASSERTED(begun_ = true;)
+        SHMACC_ASSERT(may_begin() && committed_.is_current(state));
+        begun_ = true;
         store_relaxed(header_.journal.records, uint64_t{0});
         store_relaxed(header_.journal.new_rows, new_rows);
         compiler_barrier();
@@ -97,7 +97,6 @@ class Lane {
     Journal& journal() { return header_.journal; }
     // The first `records` undo records are complete.
     void publish(uint64_t records) {
-        SHMACC_ASSERT(has_begun());
         compiler_barrier();
         store_relaxed(header_.journal.records, records);
         compiler_barrier();
@@ -107,23 +106,23 @@ class Lane {
     void commit(LaneState& state) {
         SHMACC_ASSERT(lock_->is_mine());
         committed_.commit(state);
-        SHMACC_ASSERTED(begun_ = false;)
+        begun_ = false;
     }
 
     // Reserves room for an undo log of this size, and commits the new sizes at once: `recover` checks the log
     // against the committed size. An error gives the new memory back.
     void reserve_undo(LaneState& state, uint64_t log_bytes, uint64_t row_bytes) {
-        SHMACC_ASSERT(lock_->is_mine() && !has_begun());
+        SHMACC_ASSERT(may_begin());
         const uint64_t log = state.reserved[kUndoLog], rows = state.reserved[kUndoRows];
         try {
             ensure_reserved(state, kUndoLog, log_bytes);
             ensure_reserved(state, kUndoRows, row_bytes);
         } catch (...) {
-            give_back(state, committed_.current());
+            give_back(state, committed_.again());
             throw;
         }
         if (log == state.reserved[kUndoLog] && rows == state.reserved[kUndoRows]) return;
-        LaneState now = committed_.current();
+        LaneState now = committed_.again();
         now.reserved[kUndoLog] = state.reserved[kUndoLog];
         now.reserved[kUndoRows] = state.reserved[kUndoRows];
         commit(now);
@@ -132,8 +131,9 @@ class Lane {
     void ensure_reserved(LaneState& state, LaneRegion region, uint64_t bytes) {
         state.needed[region] = std::max(state.needed[region], bytes);
         if (bytes <= state.reserved[region]) return;
+        SHMACC_ASSERT(region < kLaneRegions && may_begin());
         const uint64_t grown = with_room(bytes);
-        mapping_.grow(region, state.reserved[region], grown, committed_.current().reserved[region]);
+        mapping_.grow(region, state.reserved[region], grown, committed_.again().reserved[region]);
         state.reserved[region] = grown;
     }
     // Starts this round in the lane, which has nothing of it yet.
@@ -164,15 +164,14 @@ class Lane {
     void give_back(const LaneState& before, const LaneState& now) {
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             if (now.reserved[region] < before.reserved[region]) {
-                SHMACC_ASSERT(lock_->is_mine() && !begun_);  // what the state recorded is void only then
+                SHMACC_ASSERT(may_begin());  // what the state recorded is void only then
                 mapping_.punch(region, now.reserved[region]);
             }
     }
 
-#ifdef SHMACC_ASSERTIONS
-    // Whether this thread's operation has begun, and has neither committed nor been undone.
-    bool has_begun() { return lock_->is_mine() && begun_; }
-#endif
+    // Whether the lock's holder has begun an operation, and neither committed nor undone it.
+    bool has_begun() const { return begun_; }
+    bool may_begin() const { return lock_->is_mine() && !begun_; }
 
     // How many bytes of a region (counted as in the lane's mapping) the committed state records as reserved.
     uint64_t recorded(const LaneState& state, uint32_t region) const {
@@ -217,7 +216,7 @@ class Lane {
     Committed<LaneState> committed_;
     std::unique_ptr<Lock> lock_;
     std::vector<Compared> compared_;
-    SHMACC_ASSERTED(bool begun_ = false;)
+    bool begun_ = false;
 };
 
 // A member of a lane as an operation changes it, with the lane's lock.
@@ -228,6 +227,7 @@ class Member {
         : lane_(&lane), lane_state_(&lane_state), number_(number),
           copy_(current_copy(lane.states(number), lane_state.generation)),
           state(lane.states(number).copies[copy_]) {
+        SHMACC_ASSERT(number < lane.member_count() && lane.committed().is_current(lane_state));
         verify(state, lane_state.generation, spec());
         for (uint32_t region = 0; region < kMemberRegions; ++region)
             lane.mapping().limit(number_of(region), state.reserved[region]);
@@ -245,6 +245,7 @@ class Member {
     }
     void ensure_reserved(uint32_t region, uint64_t bytes, bool with_room = true) {
         if (bytes <= state.reserved[region]) return;
+        SHMACC_ASSERT(region < kMemberRegions && lane_->may_begin());
         const uint64_t grown = with_room ? Lane::with_room(bytes) : page_up(bytes);
         lane_->mapping().grow(number_of(region), state.reserved[region], grown, before.reserved[region]);
         state.reserved[region] = grown;
@@ -284,9 +285,7 @@ class Member {
     // Writes the new state over the copy that is not current.
     void write(uint64_t generation) {
         SHMACC_ASSERT(lane_->has_begun() && generation == lane_state_->generation + 1);
-        SHMACC_ASSERT(state.rows * sizeof(RowPlace) <= state.reserved[kPlaces]);
-        SHMACC_ASSERT(state.rows * row_bytes() <= state.reserved[kRows0]);
-        SHMACC_ASSERT(state.index_buckets * sizeof(Bucket) <= state.reserved[kIndex0 + state.index]);
+        SHMACC_ASSERT(in_range(state) && is_reserved(state, spec()));
         state.generation = generation;
         state.checksum = checksum_of(state);
         store_words(lane_->states(number_).copies[copy_ ^ 1], state);
@@ -297,7 +296,7 @@ class Member {
     void give_back(const MemberState& larger, const MemberState& now) {
         for (uint32_t region = 0; region < kMemberRegions; ++region)
             if (now.reserved[region] < larger.reserved[region]) {
-                SHMACC_ASSERT(lane_->lock().is_mine() && !lane_->has_begun());
+                SHMACC_ASSERT(lane_->may_begin());
                 lane_->mapping().punch(number_of(region), now.reserved[region]);
             }
     }
@@ -354,7 +353,6 @@ inline bool Member::begin_round(uint64_t round, bool all) {
 }
 
 inline void Lane::commit(LaneState& state, std::vector<Member>& members) {
-    SHMACC_ASSERT(members.empty() || has_begun());
     store_barrier();  // before the copies, as in Committed::commit (commit.hpp)
     for (Member& member : members) member.write(state.generation + 1);
     commit(state);

@@ -3,10 +3,12 @@
 //
 // The kernel decides: the owner is the process that holds the POSIX record lock on one byte of the segment's
 // own file. The kernel drops the lock when the process ends, however it ends, and at no other time; pids play
-// no part, so pid namespaces and reused pids cannot mislead it; a process that is merely stopped keeps it.
+// no part, so pid namespaces and reused pids cannot mislead it (sgl-project/sglang#28089); a process that is
+// merely stopped keeps it.
 //
 // In front of the record lock is a named semaphore, which is a hint and nothing more: it lets waiters sleep until
-// a release instead of spinning on the record lock, and its value proves nothing. To acquire the lane, a process
+// a release instead of spinning on the record lock, and its value proves nothing (a killed process would keep it:
+// posix_ipc#53, python/cpython#88304). To acquire the lane, a process
 // waits for a permit of the semaphore, at most for a slice of time. Then it tries the record lock, even without
 // a permit; if it gets the record lock, it owns the lane. If not, its permit is thrown away. To release the lane,
 // the owner drops the record lock, then makes sure that there is a permit.
@@ -110,7 +112,7 @@ class Lock {
 
     enum class Acquired { kNot, kAtOnce, kAfterWaiting };
 
-    // kNot: the deadline (monotonic, kForever for none) passed.
+    // Returns kNot if the deadline (monotonic; kForever: none) passed.
     Acquired acquire(int64_t deadline, Interruption& interruption) {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
@@ -148,7 +150,7 @@ class Lock {
     // intact: whether the file still has its full length. If not, its pages are gone and must not be touched.
     void release(bool intact = true) {
         SHMACC_ASSERT(is_mine());
-        SHMACC_ASSERTED(holder_ = pthread_t();)
+        store_relaxed(holder_, pthread_t());
         if (intact && load(fairness_.asked)) {
             store(fairness_.asked, uint64_t{0});
             store(fairness_.keep_off_ns, monotonic_ns() + kComing);
@@ -159,16 +161,14 @@ class Lock {
         threads_.unlock();
     }
 
-    // In a forked child: the parent's threads, which may have locked the mutex, do not exist.
+    // Call in a forked child, where the parent's threads, which may have locked the mutex, do not exist.
     void after_fork_in_child() {
         new (&threads_) std::timed_mutex;
-        SHMACC_ASSERTED(holder_ = pthread_t();)
+        holder_ = pthread_t();
     }
 
-#ifdef SHMACC_ASSERTIONS
     // Whether this thread holds the lock.
-    bool is_mine() const { return holder_ == pthread_self(); }
-#endif
+    bool is_mine() const { return load_relaxed(holder_) == pthread_self(); }
 
     int queue_value() const {
         int value = 0;
@@ -192,10 +192,10 @@ class Lock {
     // Needs the threads' mutex, and unlocks it if the kernel cannot answer.
     bool record_lock() {
         try {
-            const bool held = set_record_lock(fd_, byte_, F_WRLCK);
-            SHMACC_ASSERT(!held || holder_ == pthread_t());
-            SHMACC_ASSERTED(if (held) holder_ = pthread_self();)
-            return held;
+            SHMACC_ASSERT(load_relaxed(holder_) == pthread_t());
+            if (!set_record_lock(fd_, byte_, F_WRLCK)) return false;
+            store_relaxed(holder_, pthread_self());
+            return true;
         } catch (...) {
             threads_.unlock();
             throw;
@@ -216,7 +216,7 @@ class Lock {
         for (const int64_t since = monotonic_ns();;) {
             for (int i = 0; i < 16; ++i) relax();
             const int64_t now = monotonic_ns();
-            // A time too far ahead was overwritten by accident: it must keep no process off.
+            // A time too far ahead is damage: it must keep no process from the lock.
             const int64_t keep_off = load(fairness_.keep_off_ns);
             const bool kept_off = keep_off > now && keep_off - now <= kComing;
             if (!kept_off && queue_value() > 0 && sem_trywait(queue_) == 0) {
@@ -241,7 +241,7 @@ class Lock {
     sem_t* queue_;
     Fairness& fairness_;
     std::timed_mutex threads_;
-    SHMACC_ASSERTED(std::atomic<pthread_t> holder_{};)
+    pthread_t holder_{};
 };
 
 }  // namespace shmacc

@@ -36,10 +36,13 @@
 // process of the entry `told` must mean nothing.
 //
 // A worker is a process that has applied, or has said which contributor it is: `contributor` without `applied_ns`. It
-// says so in one store, before its first gradient is looked at; nobody is told if it dies before that store.
+// says so in one store, before its first gradient is looked at; a death before that store is not reported.
 //
-// `applied_ns` and `took` are set before the commit that they announce: a process that dies in between is
-// reported as if it had applied (or taken), as it was about to. Each instant of death:
+// `applied_ns` and `took_ns` are set before the commit that they announce: a process that dies in between is
+// reported as if it had applied (or taken), as it was about to. An operation adds its bit to `roles` before it does
+// anything else. No operation reads them: they tell inspection what a process was there for. Each instant of death:
+//   before the role is added        the process is not known to have done this, and it has changed nothing.
+//   after that                      the process counts as one that does this, as it was about to.
 //   in claim, before the token      the entry is free.
 //   in fail, before `failures`      the process counts as dead, not as failed.
 //   in leave, before the token      the process counts as dead; if it had failed, with the reason of its failure.
@@ -74,7 +77,10 @@ class Entries {
         reserve(top);
         return top;
     }
-    Entry& operator[](uint32_t i) { return entries_[i]; }
+    Entry& operator[](uint32_t i) {
+        SHMACC_ASSERT(i < capacity_);
+        return entries_[i];
+    }
     // Entry i, which may not have been used before.
     Entry& first_use(uint32_t i) {
         SHMACC_ASSERT(i < capacity_);
@@ -85,7 +91,7 @@ class Entries {
         }
         return entries_[i];
     }
-    // As above; returns false if the table is full, or there is no memory for another page.
+    // Does what first_use does; returns false if the table is full, or there is no memory for another page.
     bool try_first_use(uint32_t i) {
         if (i >= capacity_) return false;
         try {
@@ -124,12 +130,10 @@ inline uint32_t failures_told(const Participant& entry, uint64_t token) {
     return told >> 32 == token >> 32 ? static_cast<uint32_t>(told) : 0;
 }
 inline bool has_applied(const Participant& entry) { return load_relaxed(entry.applied_ns) != 0; }
-inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took) != 0; }
-// When the process of this Participant or Departed last took, or opened a round; 0: never.
-template <class Entry>
-int64_t took_ns(const Entry& entry) {
-    if (load_relaxed(entry.took) == 0) return 0;
-    return std::max(int64_t{load_relaxed(entry.took_at)} << kShortTime, entry.attached_ns);
+inline bool has_taken(const Participant& entry) { return load_relaxed(entry.took_ns) != 0; }
+// Several threads of the process may note roles at the same time.
+inline void note_role(Participant& entry, Role role) {
+    if (!(load_relaxed(entry.roles) & role)) __atomic_fetch_or(&entry.roles, role, __ATOMIC_RELAXED);
 }
 inline bool is_worker(const Participant& entry) {
     return has_applied(entry) || load_relaxed(entry.contributor) >= 0;
@@ -152,6 +156,7 @@ class Presence {
     Claim claim(const ProcessIdentity& process) {
         const uint64_t fresh = with_fate(fresh_bits() | 16, kHere);  // 16: so that applier_of exceeds kNobodys
         bool met_dead = false;
+        SHMACC_ASSERT(!claimed());
         for (uint32_t i = 0; i < kMaxParticipants; ++i) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) continue;
             bool dead = false, taken = false;
@@ -168,7 +173,6 @@ class Presence {
                 continue;
             }
             Participant& entry = table_[i];
-            SHMACC_ASSERT(!claimed());
             entry.pid_namespace = process.pid_namespace;
             entry.start_ticks = process.start_ticks;
             entry.attached_ns = entry.seen_ns = timestamp_ns();
@@ -178,7 +182,8 @@ class Presence {
             entry.activity = kIdle;
             entry.applied = entry.dropped = entry.taken = 0;
             entry.told = entry.given_up = 0;
-            entry.failures = entry.took = entry.took_at = entry.ending = 0;
+            entry.took_ns = 0;
+            entry.roles = entry.failures = entry.ending = 0;
             token_ = fresh;
             index_ = i;  // before a sweep can see the token
             store(entry.token, token_);
@@ -188,19 +193,21 @@ class Presence {
         return Claim::kFull;
     }
 
-    // This attached process is this contributor, whose gradients are to come. Negative: it is none.
+    // Records that this process is this contributor, whose gradients are to come. Negative: it is none.
     void be_contributor(int64_t contributor) {
         SHMACC_ASSERT(claimed());
         Participant& entry = own();
-        if (contributor >= 0 && !has_applied(entry)) store_relaxed(entry.contributor, contributor);
+        if (contributor < 0 || has_applied(entry)) return;
+        note_role(entry, kAppliesIt);
+        store_relaxed(entry.contributor, contributor);
     }
-    // This attached process has failed, but stays attached.
+    // Records that this process has failed, but stays attached.
     void note_failure() {
         SHMACC_ASSERT(claimed());
         Participant& entry = own();
         if (is_worker(entry) || has_taken(entry)) store(entry.failures, entry.failures + 1);
     }
-    // This process is ending. Its threads may go on until it has ended.
+    // Records that this process is ending. Its threads may go on until it has ended.
     void announce_end(bool failed) {
         if (claimed()) store(own().ending, uint32_t{failed ? kEndsFailed : kEndsInOrder});
     }
@@ -218,7 +225,7 @@ class Presence {
         set_record_lock(fd_, presence_byte(i), F_UNLCK);
     }
 
-    // In a forked child: the entry and the locks on its bytes are the parent's.
+    // Call in a forked child: the entry and the locks on its bytes are the parent's.
     void after_fork_in_child() {
         claimed_ = false;
         index_ = kNobody;
@@ -261,7 +268,7 @@ class Presence {
             if (alive(i, token)) return true;
             const Participant entry = load_words(table_[i]);
             load_barrier();
-            // Its process has just left, or another sweep has freed the entry.
+            // The entry's process has just left, or another sweep has freed the entry.
             if (load(table_[i].token) != token) return true;
             const bool has_died = judge(i, entry);
             if (__atomic_compare_exchange_n(&table_[i].token, &token, uint64_t{0}, false, __ATOMIC_ACQ_REL,
@@ -270,7 +277,7 @@ class Presence {
                 died(entry);
             return true;
         });
-        // Without an entry, another thread of this process may be claiming one, and locking the same byte.
+        // If this process has no entry, another thread may be claiming one, and locking the same byte.
         if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;

@@ -8,7 +8,7 @@ namespace shmacc {
 
 // Needs the lane's lock. deaths: 1 if the operation's process died, 0 if it failed.
 inline void recover(Lane& lane, LaneState& state, uint64_t deaths) {
-    SHMACC_ASSERT(lane.lock().is_mine());
+    SHMACC_ASSERT(lane.lock().is_mine() && lane.committed().is_current(state));
     const Journal& journal = lane.journal();
     if (const uint64_t records = load(journal.records); records > 0) {
         if (lane.has_parameters())

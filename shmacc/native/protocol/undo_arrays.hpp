@@ -9,11 +9,12 @@
 
 namespace shmacc {
 
-// What an update will save.
+// The contents that an update will save.
 class UndoLog {
   public:
     // listed: the numbers of the entries, if the array lists them; they must stay until `write`.
     void add(const SavedArray& array, const int64_t* listed) {
+        SHMACC_ASSERT(!array.listed || array.entries == 0 || listed);
         arrays_.push_back({array, listed});
         for (const auto& region : array.regions)
             saved_bytes_ += array.entries * undo_aligned(region.entry_bytes);
@@ -25,7 +26,7 @@ class UndoLog {
         lane.reserve_undo(state, bytes, saved_bytes_);
         unsigned char* to = lane.region(kUndoLog, state);
         lane.region(kUndoRows, state);  // mapped now, so that nothing fails later
-        SHMACC_ASSERT(!lane.has_begun() && lane.mapping().reaches(kUndoLog, to + bytes));
+        SHMACC_ASSERT(lane.may_begin() && lane.mapping().reaches(kUndoLog, to + bytes));
         for (const Logged& one : arrays_) {
             std::memcpy(to, &one.array, sizeof one.array);
             to += sizeof one.array;
@@ -34,13 +35,11 @@ class UndoLog {
         }
     }
     uint64_t saved_bytes() const { return saved_bytes_; }
-#ifdef SHMACC_ASSERTIONS
     uint64_t entries() const {
         uint64_t entries = 0;
         for (const Logged& one : arrays_) entries += one.array.entries;
         return entries;
     }
-#endif
 
   private:
     struct Logged {

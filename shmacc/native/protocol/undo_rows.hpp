@@ -21,6 +21,7 @@ class Undo {
     // bytes: the size of all rows that will be saved, for which room is reserved (Lane::reserve_undo).
     Undo(Lane& lane, const LaneState& state, uint64_t bytes)
         : lane_(lane), log_(lane.region(kUndoLog, state)), rows_(lane.region(kUndoRows, state)),
+          log_end_(log_ + state.reserved[kUndoLog]), rows_end_(rows_ + state.reserved[kUndoRows]),
           streamed_(bytes >= kStreamedFrom && lane.is_the_only_one()) {}
     ~Undo() {
         if (streamed_) end_of_stream();
@@ -28,24 +29,24 @@ class Undo {
     Undo(const Undo&) = delete;
     Undo& operator=(const Undo&) = delete;
 
-    // The next rows are this member's. Aligns the first one.
-    void start(uint32_t member) {
+    // The next rows are this member's: so many, in as many records at most. Aligns the first one.
+    void start(uint32_t member, uint64_t rows, uint64_t bytes) {
         member_ = static_cast<uint16_t>(member);
         rows_ = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(rows_) + kUndoAlign - 1) /
                                                  kUndoAlign * kUndoAlign);
+        SHMACC_ASSERT(lane_.has_begun() && member < kUndoNumbers);
+        SHMACC_ASSERT(rows == 0 || (log_ + rows * kUndoLogBytes <= log_end_ && rows_ + bytes <= rows_end_));
     }
     // Saves consecutive rows, which may be changed once this returns. kWidth: the numbers in a row, or 0 for any.
     template <uint64_t kWidth, class T>
     void save(const RowPlace* __restrict__ places, const T* rows, uint32_t place, uint32_t length,
               uint64_t width) {
-        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_ + sizeof(UndoRecord) + length * sizeof(int64_t)));
-        SHMACC_ASSERT(lane_.mapping().reaches(kUndoRows, rows_ + length * width * sizeof(T)));
+        const uint64_t bytes = length * width * sizeof(T);
         const UndoRecord record{place, static_cast<uint16_t>(length), member_};
         std::memcpy(log_, &record, sizeof record);
         auto* __restrict__ contributions = reinterpret_cast<int64_t*>(log_ + sizeof record);
         for (uint32_t j = 0; j < length; ++j) contributions[j] = places[j].contributions;
         log_ += sizeof record + length * sizeof(int64_t);
-        const uint64_t bytes = length * width * sizeof(T);
         if (streamed_)
             stream(rows_, rows, bytes);
         else if (kWidth && length == 1)
@@ -61,7 +62,7 @@ class Undo {
         const RowPlace* places = member.array<RowPlace>(kPlaces, rows);
         const auto* sums = member.array<unsigned char>(kRows0, rows * row_bytes);
         SHMACC_ASSERT(member.state.rows == 0);  // a new round, which has put nothing over the saved rows yet
-        start(static_cast<uint16_t>(member.number()));
+        start(member.number(), 2 * rows, rows * row_bytes);
         for (uint64_t at = 0; at < rows; at += kPieceSlots) {
             const auto place = static_cast<uint32_t>(at);
             const auto length = static_cast<uint32_t>(std::min<uint64_t>(kPieceSlots, rows - at));
@@ -74,7 +75,6 @@ class Undo {
     static constexpr uint64_t kPieceSlots = 1024;
 
     void save_numbers(const RowPlace* places, uint32_t place, uint32_t length) {
-        SHMACC_ASSERT(lane_.mapping().reaches(kUndoLog, log_ + sizeof(UndoRecord) + length * sizeof(int64_t)));
         const UndoRecord record{place, static_cast<uint16_t>(length),
                                 static_cast<uint16_t>(member_ | kUndoNumbers)};
         std::memcpy(log_, &record, sizeof record);
@@ -87,12 +87,14 @@ class Undo {
     Lane& lane_;
     unsigned char* log_;
     unsigned char* rows_;
+    const unsigned char* const log_end_;
+    const unsigned char* const rows_end_;
     const bool streamed_;
     uint16_t member_ = 0;
     uint64_t records_ = 0;
 };
 
-// What an undo record has saved of consecutive rows.
+// The consecutive rows that an undo record has saved.
 struct SavedRows {
     uint32_t member, first_place = 0, places = 0;
     bool numbers = false;  // the rows' numbers; else their contributions and sums

@@ -129,7 +129,7 @@ class WaitQueue {
     bool alive(uint32_t i) {
         return presence_.alive(load_relaxed(table_[i].participant), load(table_[i].participant_token));
     }
-    // What a scan has found: the head and its ticket; without a head, the last ticket that was given.
+    // The result of a scan: the head and its ticket; without a head, the last ticket that was given.
     struct Known {
         uint32_t head = kNobody;
         uint64_t ticket = UINT64_MAX;

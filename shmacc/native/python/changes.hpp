@@ -249,11 +249,11 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
     for (size_t i = 0; i < readers.size(); ++i) readers[i]->note_restored(restored[i]);
 }
 
-// copies: (number, region, array to copy into). tables: (number, whether to read the optimizer's slots, too). Returns
+// copies: (number, region, array to copy into). whole: tables' rows have the optimizer's slots, too. Returns
 // the step, how often each array was updated, for each table the arrays (ids, rows' numbers as bytes, last steps), and
 // of a copy (term, number, digest, the step to which its last change led).
-inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const nb::list& tables,
-                                 std::optional<double> timeout) {
+inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const std::vector<uint32_t>& tables,
+                                 bool whole, std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
     if (segment->config().kind != kParameters)
         throw Error(Failure::kInvalidArgument, "The segment has no parameters");
@@ -263,25 +263,24 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const n
         const auto [array, region, to] = unpacked<uint32_t, uint32_t, nb::object>(item);
         if (array >= segment->config().members || region >= std::size(kArrayRegions))
             throw Error(Failure::kInvalidArgument, "The segment has no such array");
-        const auto& view = views.emplace_back(to, 1, PyBUF_WRITABLE);
+        const auto& view = views.emplace_back(to, 1, kWritable);
         asked.push_back({array, region, view.writable(), view.size()});
     }
     std::vector<Update::TableCopy> table_copies;
-    for (const nb::handle item : tables) {
-        const auto [table, whole] = unpacked<uint32_t, bool>(item);
+    for (const uint32_t table : tables) {
         if (table >= segment->config().members || (*segment->specs())[table].kind != kTable)
             throw Error(Failure::kInvalidArgument, "The segment has no such table");
-        table_copies.push_back({table, whole});
+        table_copies.push_back({table});
     }
     need_numpy();
     std::vector<int64_t> updates;
     const int64_t deadline = deadline_after(timeout);
     const RoundState of = handle.update<Update>(
-        [&](Update& act) { return act.read(asked, table_copies, updates, deadline); });
+        [&](Update& act) { return act.read(asked, table_copies, whole, updates, deadline); });
     nb::list read = new_list();
     for (Update::TableCopy& copy : table_copies) {
         const RecordShape shape = record_of((*segment->specs())[copy.table]);
-        const uint64_t bytes = (copy.whole ? shape.numbers() : shape.width) *
+        const uint64_t bytes = (whole ? shape.numbers() : shape.width) *
                                (*segment->specs())[copy.table].number_bytes();
         read.append(nb::make_tuple(array_of<int64_t>(*copy.ids, copy.rows),
                                    array_of<uint8_t>(*copy.records, copy.rows * bytes),

@@ -117,7 +117,7 @@ inline void put_values_of(const nb::list& wholes, nb::handle firsts, nb::handle 
         throw Error(Failure::kInvalidArgument, "There must be a place and a length for each array");
     std::vector<Whole> parts;
     for (size_t i = 0; i < nb::len(wholes); ++i) {
-        const auto& array = arrays.emplace_back(wholes[i], 1, PyBUF_WRITABLE);
+        const auto& array = arrays.emplace_back(wholes[i], 1, kWritable);
         const Dims dims = array.dims(0);
         if (dims.size() != 2 || length.data()[i] < 0)
             throw Error(Failure::kInvalidArgument, "An array has two dimensions, and no negative length");

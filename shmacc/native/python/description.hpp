@@ -107,8 +107,8 @@ inline nb::dict describe(const Participant& entry) {
     out["applied"] = entry.applied;
     out["dropped"] = entry.dropped;
     out["taken"] = entry.taken;
-    out["took"] = has_taken(entry);
-    out["took_ns"] = wall_ns_of(took_ns(entry));
+    out["roles"] = entry.roles;
+    out["took_ns"] = wall_ns_of(entry.took_ns);
     return out;
 }
 
@@ -132,6 +132,7 @@ inline nb::dict describe(const Event& event) {
     out["at_ns"] = wall_ns_of(event.at_ns);
     out["step"] = event.step;
     out["contributor"] = event.contributor;
+    out["roles"] = event.roles;
     return out;
 }
 
@@ -168,7 +169,7 @@ inline nb::dict describe_state(OpenSegment& segment) {
     nb::dict out = describe(now);
     out["round_pid"] = pid;
     out["finished"] = segment.finished(now.round);
-    out["kept_free"] = load_relaxed(segment.header().kept_free);
+    out["kept_free"] = kept_bytes(load_relaxed(segment.header().kept_free));
     out["waiting"] = waiting;
     out["attached"] = std::count(alive.begin(), alive.end(), true);
     return out;

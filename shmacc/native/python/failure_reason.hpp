@@ -81,7 +81,7 @@ inline bool is_known(nb::handle error, uint64_t stay) {
 }
 
 // Returns the reason for OpenSegment::fail if a process leaves a segment with this exception; none: it has not failed.
-// The reason is empty if there is no memory for it. stay: 0 if the process is not attached, so that nobody is told.
+// The reason is empty if there is no memory for it. stay: 0 if the process is not attached, and nobody waits for it.
 inline std::optional<std::string> reason_of(nb::handle error, uint64_t stay) {
     if (is_in_order(error)) return std::nullopt;
     if (stay == 0) return "";

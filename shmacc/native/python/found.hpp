@@ -1,4 +1,4 @@
-// What is found at a path.
+// The segment or other file that is found at a path.
 #pragma once
 
 #include "python/interpreter.hpp"

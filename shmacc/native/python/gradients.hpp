@@ -1,7 +1,7 @@
 // Gradients from Python: made there, checked by the apply, and used once.
 #pragma once
 
-#include "accumulators/member_gradient.hpp"
+#include "accumulators/put_gradient.hpp"
 #include "python/interpreter.hpp"
 
 namespace shmacc {

@@ -208,6 +208,7 @@ void bind_handle(nb::module_& m) {
              nb::arg("terms").none())
         .def("apply_group", &Handle::apply_group, nb::arg("gradients"), nb::arg("local_step"),
              nb::arg("terms").none(), nb::arg("answer").none() = nb::none())
+        .def("on_repeat", &Handle::on_repeat, nb::arg("call").none())
         .def("be_contributor", &Handle::be_contributor, nb::arg("contributor"))
         .def("drop_if_stale", &Handle::drop_if_stale, nb::arg("local_step"), nb::arg("gradients"),
              nb::arg("timeout").none())

@@ -24,19 +24,23 @@ class Handle : public HandleRounds {
         }
     }
 
-    // As OpenHandle::enter; the caller knows the step from now on.
+    // Does OpenHandle::enter; from now on the caller knows the step.
     bool enter(const std::string& path, const std::string& semaphore_path) {
         if (!OpenHandle::enter(path, semaphore_path)) return false;
         if (!has_arrays(segment().config().kind)) note_opened(segment());
         return true;
     }
 
-    // This process is this contributor: from now on takes are told of its death or failure, as if it had applied.
+    // Names this process's contributor: from now on its death or failure ends waits, as if it had applied.
     void be_contributor(int64_t contributor) {
-        Presence& presence = segment().presence();
+        Presence& presence = in_file().presence();
         if (presence.claimed() && has_applied(presence.own())) return;
         attached()->presence().be_contributor(contributor);
     }
+    // A function that is called once: with the contributor of the first gradient of this object that came with
+    // kNeverStale and was not added, since that contributor was in the round already. It must not refer to the object.
+    void on_repeat(nb::object call) { on_repeat_ = std::move(call); }
+
     // terms: see `of_terms`.
     bool apply_sparse(nb::handle indices, nb::handle values, nb::handle counts, bool ascending,
                       int64_t local_step, nb::handle terms) {
@@ -45,7 +49,7 @@ class Handle : public HandleRounds {
     bool apply_dense(nb::handle values, int64_t local_step, nb::handle terms) {
         return apply_one<GivenArray>(local_step, terms, values);
     }
-    // gradients: of distinct members.
+    // gradients: each is of another member.
     bool apply_group(const nb::list& gradients, int64_t local_step, nb::handle terms, Answer* answer) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
@@ -86,8 +90,8 @@ class Handle : public HandleRounds {
         const int64_t deadline = deadline_after(timeout);
         run<Step>([&](Step& act) { act.unseal(deadline); });
     }
-    // These two return the step and its timeline. A thread that waits for a task (caller) gives the task the timeline,
-    // and the task says that it has read the step (read_in_thread).
+    // These two return the step and its timeline. If a thread waits for a task (`caller`), it passes the timeline to
+    // the task, which then notes the step as read (read_in_thread).
     Step::At wait_step(int64_t after, std::optional<double> timeout, bool raise_departures,
                        const Caller* caller) {
         const int64_t deadline = deadline_after(timeout);
@@ -135,8 +139,8 @@ class Handle : public HandleRounds {
         return round.step;
     }
     void finish() { attached()->finish(); }
-    void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, bytes); }
-    // Ends the call that waits for this caller. The call fails unless it already has what it waited for.
+    void keep_free(uint64_t bytes) { store_relaxed(attached()->header().kept_free, kept_word(bytes)); }
+    // Ends the call that waits on behalf of `caller`. The call fails unless it already has what it waited for.
     void end_wait(Caller& caller) {
         caller.leave();
         if (!segment_ || !(*segment_)->file().status().intact) return;  // closed: no call waits any more
@@ -198,6 +202,8 @@ class Handle : public HandleRounds {
         request.timeline = reads_.timeline_of(request.local_step);
         const bool added = apply_without_gil(segment, request);
         if (!added) reads_.told(request.local_step, request.behind);
+        if (request.repeated && request.local_step == kNeverStale && !on_repeat_.is_none())
+            std::exchange(on_repeat_, nb::none())(request.contributors.front());
         return added;
     }
     bool apply_without_gil(OpenSegment& segment, ApplyRequest& request) {
@@ -205,6 +211,8 @@ class Handle : public HandleRounds {
         for (size_t i = 0; i < request.member_count; ++i) request.members[i]->sort();
         return run_in<Apply>(segment, released, [&](Apply& act) { return act.apply(request); });
     }
+
+    nb::object on_repeat_ = nb::none();
 };
 
 inline nb::object OpenHandle::object() const { return nb::find(static_cast<const Handle*>(this)); }

@@ -16,11 +16,12 @@
 #endif
 #include <numpy/arrayobject.h>
 
-#include "accumulators/apply.hpp"
-#include "accumulators/step.hpp"
-#include "accumulators/take.hpp"
-#include "parameters/update.hpp"
+#include "base/clock.hpp"
+#include "base/directory.hpp"
+#include "base/errors.hpp"
+#include "base/process.hpp"
 #include "values/halves.hpp"
+#include "values/output.hpp"
 #include "values/weights.hpp"
 
 namespace nb = nanobind;
@@ -171,42 +172,50 @@ T& made_as(nb::handle given, const char* name) {
 }
 
 constexpr uint32_t kAnyNumber = 0;
+constexpr int kWritable = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE;
 
-// The memory of an input array, for the lifetime of this object.
+// Loads NumPy's functions. Call it before they are used: inspection imports the module without NumPy.
+void need_numpy();
+
+// The memory of a NumPy array, for the lifetime of this object. It asks the array directly: a Py_buffer holds the array
+// no more firmly, and costs a small apply a twentieth.
 template <class T>
 class ArrayBuffer {
   public:
     // components: how many T make an element of the array; kAnyNumber: that is asked for later.
-    ArrayBuffer(nb::handle array, uint32_t components, int flags = 0) {
-        if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_C_CONTIGUOUS | flags) != 0)
-            throw nb::python_error();
-        if (buffer_.itemsize % sizeof(T) || (components != kAnyNumber && components != this->components())) {
-            PyBuffer_Release(&buffer_);
+    ArrayBuffer(nb::handle array, uint32_t components, int flags = NPY_ARRAY_C_CONTIGUOUS) {
+        need_numpy();
+        if (!PyArray_Check(array.ptr())) throw nb::type_error("this must be a NumPy array");
+        array_ = nb::borrow(array);
+        if (!PyArray_CHKFLAGS(get(), flags))
+            throw nb::type_error("the array must be contiguous, or writable");
+        if (itemsize() % sizeof(T) || (components != kAnyNumber && components != this->components()))
             throw nb::type_error("the array's elements have the wrong size");
-        }
     }
-    ~ArrayBuffer() { PyBuffer_Release(&buffer_); }
     ArrayBuffer(const ArrayBuffer&) = delete;
     ArrayBuffer& operator=(const ArrayBuffer&) = delete;
-    const T* data() const { return static_cast<const T*>(buffer_.buf); }
-    T* writable() const { return static_cast<T*>(buffer_.buf); }
-    uint64_t size() const { return static_cast<uint64_t>(buffer_.len) / sizeof(T); }
-    uint32_t components() const { return static_cast<uint32_t>(buffer_.itemsize / sizeof(T)); }
+    const T* data() const { return writable(); }
+    T* writable() const { return static_cast<T*>(PyArray_DATA(get())); }
+    uint64_t size() const { return static_cast<uint64_t>(PyArray_NBYTES(get())) / sizeof(T); }
+    uint32_t components() const { return static_cast<uint32_t>(itemsize() / sizeof(T)); }
     // The array's dimensions without the first `skipped` ones, which it must have.
     Dims dims(int skipped) const {
-        if (buffer_.ndim < skipped) throw nb::type_error("the array has too few dimensions");
-        return Dims(buffer_.shape + skipped, buffer_.shape + buffer_.ndim);
+        if (PyArray_NDIM(get()) < skipped) throw nb::type_error("the array has too few dimensions");
+        return Dims(PyArray_DIMS(get()) + skipped, PyArray_DIMS(get()) + PyArray_NDIM(get()));
     }
 
   private:
-    Py_buffer buffer_{};
+    PyArrayObject* get() const { return reinterpret_cast<PyArrayObject*>(array_.ptr()); }
+    uint64_t itemsize() const { return static_cast<uint64_t>(PyArray_ITEMSIZE(get())); }
+
+    nb::object array_;
 };
 
 // Converts an array's elements into the memory of another array, which must have as many.
 template <class From, class To, void (*convert)(const From*, To*, uint64_t)>
 void convert_halves(nb::handle from, nb::handle to) {
     ArrayBuffer<From> source(from, 1);
-    ArrayBuffer<To> target(to, 1, PyBUF_WRITABLE);
+    ArrayBuffer<To> target(to, 1, kWritable);
     if (source.size() != target.size()) throw Error(Failure::kInvalidArgument, "The arrays differ in size");
     WithoutGil released;
     convert(source.data(), target.writable(), source.size());
@@ -218,7 +227,7 @@ inline bool weigh_values(nb::handle values, uint32_t sum, uint32_t components, i
     return with_sum_type(sum, [&](auto zero) {
         using T = decltype(zero);
         ArrayBuffer<T> source(values, components);
-        ArrayBuffer<T> target(to, components, PyBUF_WRITABLE);
+        ArrayBuffer<T> target(to, components, kWritable);
         if (source.size() != target.size())
             throw Error(Failure::kInvalidArgument, "The arrays differ in size");
         WithoutGil released;
@@ -232,9 +241,6 @@ constexpr int kNumpyType = std::is_same_v<T, float>     ? NPY_FLOAT32
                            : std::is_same_v<T, int64_t> ? NPY_INT64
                            : std::is_same_v<T, uint8_t> ? NPY_UINT8
                                                         : NPY_UINT64;
-
-// Loads NumPy's functions. Call it before they are used: inspection imports the module without NumPy.
-void need_numpy();
 
 // Returns a NumPy array that takes over an Output's memory; two components make a complex number. If this throws, the
 // Output keeps its memory. It calls NumPy directly: nanobind's conversion of arrays is much code, and a take that was

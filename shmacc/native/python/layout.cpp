@@ -33,9 +33,11 @@ void export_layout(nb::module_& m) {
         if (OptimizerSpec{kind.number, {}}.decoupled()) decoupled.append(kind.name);
     m.attr("DECOUPLED") = nb::tuple(decoupled);
     m.attr("OPTIMIZER_OPTIONS") = by_name(kOptimizerOptions);
+    m.attr("CONSTRAINTS") = by_name(kConstraintNames);
     m.attr("INITIALS") = by_name(kInitialNames);
     m.attr("MAX_ROWS") = kMaxRows;
     m.attr("ACTIVITIES") = by_name(kActivityNames);
+    m.attr("ROLES") = by_name(kRoleNames);
     nb::dict sizes;
     for (const NamedNumber& sum : kSumNames) sizes[sum.name] = sum_bytes(sum.number);
     m.attr("SUM_BYTES") = sizes;

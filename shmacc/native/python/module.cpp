@@ -39,12 +39,7 @@ MemberSpec member_spec(const nb::tuple& given) {
     if (spec.declared && spec.declared->size() > kMaxRank)
         throw Error(Failure::kInvalidArgument, "A shape has at most 64 dimensions");
     spec.set_round();
-    const auto [optimizer, its_numbers] = unpacked<uint64_t, nb::object>(given[9]);
-    const auto numbers = vector_of<double>(its_numbers);
-    spec.optimizer.kind = optimizer;
-    if (!spec.optimizer.known() || numbers.size() > std::size(spec.optimizer.numbers))
-        throw Error(Failure::kInvalidArgument, "The optimizer is out of range");
-    std::copy(numbers.begin(), numbers.end(), spec.optimizer.numbers);
+    spec.optimizer = optimizer_spec(nb::cast<nb::tuple>(given[9]));
     if (spec.kind == kTable) {
         const auto [initial, parameters, seed,
                     max_rows] = unpacked<uint64_t, nb::object, uint64_t, std::optional<uint64_t>>(given[10]);
@@ -128,7 +123,7 @@ constexpr const char* kErrorNames[] = {
     "InvalidArgumentError",    "DeadlineExceededError",  "CancelledError",        "NotFoundError",
     "FailedPreconditionError", "ResourceExhaustedError", "PermissionDeniedError", "OutOfRangeError",
     "DataLossError",           "AlreadyExistsError",     "WorkerDiedError",       "FinishedError",
-    "ChiefDiedError",
+    "ChiefDiedError",          "InternalError",
 };
 PyObject* error_classes[std::size(kErrorNames)];
 
@@ -194,7 +189,8 @@ bool refuse_in_subinterpreter() {
     return true;
 }
 
-// As os.open, but returns a descriptor that has an owner from the start, and a number above the standard streams.
+// Does as os.open, but returns a descriptor that has an owner from the start, and a number above the standard streams
+// (libmdbx#144, monero#6147).
 Descriptor open_file(nb::handle path, int flags, mode_t mode) {
     PyObject* encoded = nullptr;
     if (!PyUnicode_FSConverter(path.ptr(), &encoded)) nb::raise_python_error();

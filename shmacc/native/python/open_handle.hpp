@@ -3,6 +3,10 @@
 
 #include <deque>
 
+#include "accumulators/apply.hpp"
+#include "accumulators/step.hpp"
+#include "accumulators/take.hpp"
+#include "parameters/update.hpp"
 #include "python/description.hpp"
 #include "python/failure_reason.hpp"
 #include "python/interpreter.hpp"
@@ -108,7 +112,7 @@ class OpenHandle {
         (*segment_)->after_fork();
         return **segment_;
     }
-    // Not empty: what to raise at each use, since a write to one of this handle's arrays could not be undone.
+    // If not empty: the error of each use, since a write to one of this handle's arrays could not be undone.
     const std::shared_ptr<std::string>& spoiled() const { return spoiled_; }
     // Undoes writes to read-only arrays; throws if there were any, to this handle's or others'.
     void check_writes() const {
@@ -220,7 +224,7 @@ class OpenHandle {
         segment->wait_queue().announce_progress();
         give_up(*segment);
     }
-    // From now on `parameters` does not have this handle.
+    // Removes this handle from `parameters`.
     void withdraw() {
         parameters_.erase(std::remove(parameters_.begin(), parameters_.end(), this), parameters_.end());
     }

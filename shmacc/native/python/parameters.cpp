@@ -1,9 +1,26 @@
 // Binds shared arrays and updates of parameters for Python.
+#include "parameters/default_floats.hpp"
 #include "python/changes.hpp"
 #include "python/shared_arrays.hpp"
 #include "python/tables.hpp"
 
 namespace shmacc {
+namespace {
+
+// Applies an optimizer's constraint to an array's first contents, in place. row: how many numbers a row has.
+void constrain_contents(const nb::tuple& optimizer, nb::handle contents, uint64_t row, bool is_double) {
+    const OptimizerSpec by = optimizer_spec(optimizer);
+    const ArrayBuffer<unsigned char> bytes(contents, 1, kWritable);
+    const uint64_t numbers = bytes.size() / (is_double ? 8 : 4);
+    if (row == 0 || numbers % row) throw Error(Failure::kInvalidArgument, "An array has whole rows");
+    const WithoutGil released;
+    const DefaultFloats floats;
+    with_number(is_double, [&](auto zero) {
+        constrain(by, reinterpret_cast<decltype(zero)*>(bytes.writable()), numbers, row);
+    });
+}
+
+}  // namespace
 
 void bind_parameters(nb::module_& m) {
     nb::class_<MappedArrays>(m, "MappedArrays")
@@ -30,9 +47,11 @@ void bind_parameters(nb::module_& m) {
     m.def("load", &load_segments, nb::arg("parameters"), nb::arg("accumulators"),
           nb::arg("timeout").none() = nb::none());
     m.def("read_parameters", &read_parameters, nb::arg("handle"), nb::arg("copies"), nb::arg("tables"),
-          nb::arg("timeout").none());
+          nb::arg("whole"), nb::arg("timeout").none());
     m.def("initial_rows", &initial_rows, nb::arg("initial"), nb::arg("ids"), nb::arg("width"),
           nb::arg("is_double"), nb::arg("to"));
+    m.def("constrain", &constrain_contents, nb::arg("optimizer"), nb::arg("contents"), nb::arg("row"),
+          nb::arg("is_double"));
 }
 
 }  // namespace shmacc

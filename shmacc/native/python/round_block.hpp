@@ -218,7 +218,7 @@ class Guarded {
     bool ended_ = false;
 };
 
-// What __aexit__ of a coroutine's block returns. The work is done by then, so awaiting it ends at once.
+// The result of __aexit__ of a coroutine's block. The work is done by then, so awaiting this ends at once.
 struct Ended {};
 
 }  // namespace shmacc

@@ -96,7 +96,7 @@ class SegmentView : public SegmentReader {
         }
         return out;
     }
-    // Workers, and processes that had taken, that have died, or failed and left; and attached ones that have failed.
+    // Returns workers and takers that have died, or have failed and left; and attached processes that have failed.
     nb::list departures() const {
         nb::list out = new_list();
         const std::vector<Participant> attached = participants_table();
@@ -107,8 +107,6 @@ class SegmentView : public SegmentReader {
             item["attached"] = is_here(entry.token);
             item["news"] = has_failed(entry, entry.token);
             item["at_ns"] = nb::none();
-            item["took_ns"] = wall_ns_of(took_ns(entry));
-            item["attached_ns"] = wall_ns_of(entry.attached_ns);
             out.append(item);
         }
         const auto departed = entries_of<Departed>(kDepartedRegion, offsetof(Header, departed_top),
@@ -120,8 +118,6 @@ class SegmentView : public SegmentReader {
             item["attached"] = false;
             item["news"] = (entry.token & kTold) == 0;
             item["at_ns"] = wall_ns_of(entry.at_ns);
-            item["took_ns"] = wall_ns_of(took_ns(entry));
-            item["attached_ns"] = wall_ns_of(entry.attached_ns);
             out.append(item);
         }
         return out;
@@ -139,7 +135,7 @@ class SegmentView : public SegmentReader {
             for (const Participant& entry : page) {
                 seen = std::max(seen, wall_ns_of(entry.seen_ns));
                 applied = std::max(applied, wall_ns_of(entry.applied_ns));
-                took = std::max(took, wall_ns_of(took_ns(entry)));
+                took = std::max(took, wall_ns_of(entry.took_ns));
                 empty = empty && entry.attached_ns == 0;
             }
             if (empty) break;
@@ -193,7 +189,7 @@ class SegmentView : public SegmentReader {
         read_exactly(offset_of(region) + offset, const_cast<char*>(out.c_str()), count);
         return out;
     }
-    // What SegmentReader says of the viewed sparse member's rows in this round.
+    // The rows of the viewed sparse member in this round, as SegmentReader reads them.
     nb::bytes places(uint64_t undo_records) const {
         const std::vector<RowPlace> places = committed_places(undo_records);
         return nb::bytes(places.data(), places.size() * sizeof(RowPlace));
@@ -298,7 +294,10 @@ class SegmentView : public SegmentReader {
         out["pid"] = entry.pid;
         out["pid_namespace"] = entry.pid_namespace;
         out["applied"] = entry.applied;
-        out["took"] = entry.took != 0;
+        out["token"] = entry.token;
+        out["attached_ns"] = wall_ns_of(entry.attached_ns);
+        out["took_ns"] = wall_ns_of(entry.took_ns);
+        out["roles"] = entry.roles;
         out["reason"] = reason(reason_number, identity_of(entry.token));
         return out;
     }

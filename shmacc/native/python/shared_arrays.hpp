@@ -14,9 +14,9 @@
 // processes would find /dev/shm full for a while, and a container would exceed its memory.
 //
 // No lock is taken. A NumPy array that was handed out is the mapping itself. The mapping lives for as long as the array
-// or a view of it, even if the handle, the descriptor or the name is gone. A process reserves an array once more before
-// it maps it (mapping.hpp says why). If another program truncates the file, the next access ends in a SIGBUS: this
-// cannot be prevented.
+// or a view of it (numpy#23305), even if the handle, the descriptor or the name is gone. A process reserves an array
+// once more before it maps it (mapping.hpp says why). If another program truncates the file, the next access ends in a
+// SIGBUS: this cannot be prevented.
 #pragma once
 
 #include <map>

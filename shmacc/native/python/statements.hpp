@@ -55,7 +55,7 @@ class GeneratorBlock {
     bool entered_ = false;
 };
 
-// The steps of a run, for a loop. A step counts as seen if the caller has it.
+// Yields the steps of a run in a loop. A step counts as seen when the caller has received it.
 class FollowedSteps {
   public:
     FollowedSteps(nb::object handle, std::optional<double> timeout, bool raise_departures)

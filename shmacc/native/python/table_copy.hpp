@@ -46,8 +46,8 @@ class TableCopy {
         out["highest"] = compared_ > 0 ? rows_.back() : 0;
         out["least_count"] = least_;
         out["most_count"] = most_;
-        // Places that were given or freed while they were copied: they may have been in use at first. If nothing was
-        // committed meanwhile, only those that the running operation has freed.
+        // Places that an operation assigned or freed during the copy: before it, they may have been in use. If nothing
+        // was committed meanwhile, only the places that the running operation has freed.
         out["changed"] = generation == known_.generation
                              ? freed_
                              : std::count_if(later_.begin(), later_.end(),
@@ -76,7 +76,7 @@ class TableCopy {
                 index.find_each(&rows_[first], count, known, [&](uint32_t i, uint32_t at) {
                     const uint64_t place = first + i;
                     if (rows_[place] == kFree || at == place) return;
-                    // The row may stand in another place, too.
+                    // The row may stand in a second place, too: search for this place alone.
                     index.find_each(&rows_[place], 1, InPlace{place, rows_.size()},
                                     [&](uint32_t, uint32_t own) { lost += own != place; });
                 });
@@ -86,7 +86,7 @@ class TableCopy {
         }
         return lost;
     }
-    // Lets a search find one place only.
+    // Restricts a search to a single place.
     struct InPlace {
         uint64_t place;
         uint64_t rows;

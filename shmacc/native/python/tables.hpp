@@ -18,7 +18,7 @@ class TableAccess {
     // Copies the ids' rows into `to`, which must have their size. slot: 0 for the rows, 1 or 2 for an optimizer's slot.
     void rows(nb::handle ids, uint32_t slot, nb::handle to) {
         const ArrayBuffer<int64_t> wanted(ids, 1);
-        const ArrayBuffer<unsigned char> target(to, 1, PyBUF_WRITABLE);
+        const ArrayBuffer<unsigned char> target(to, 1, kWritable);
         read([&](TableReader& reader, const MemberSpec& spec) {
             const RecordShape& shape = reader.shape();
             if (slot > shape.slots.count)
@@ -70,7 +70,7 @@ class TableAccess {
     template <class T>
     void read_each(nb::handle ids, nb::handle to, void (TableReader::*act)(const int64_t*, uint64_t, T*)) {
         const ArrayBuffer<int64_t> wanted(ids, 1);
-        const ArrayBuffer<T> target(to, 1, PyBUF_WRITABLE);
+        const ArrayBuffer<T> target(to, 1, kWritable);
         if (target.size() != wanted.size()) throw Error(Failure::kInvalidArgument, "Sizes disagree");
         read([&](TableReader& reader, const MemberSpec&) {
             (reader.*act)(wanted.data(), wanted.size(), target.writable());
@@ -82,6 +82,17 @@ class TableAccess {
     const uint32_t number_;
     ReadRegions regions_;
 };
+
+// given: kind and numbers, as optim.py makes them.
+inline OptimizerSpec optimizer_spec(const nb::tuple& given) {
+    const auto [kind, its_numbers] = unpacked<uint64_t, nb::object>(given);
+    const auto numbers = vector_of<double>(its_numbers);
+    OptimizerSpec optimizer{kind, {}};
+    if (!optimizer.known() || numbers.size() > std::size(optimizer.numbers))
+        throw Error(Failure::kInvalidArgument, "The optimizer is out of range");
+    std::copy(numbers.begin(), numbers.end(), optimizer.numbers);
+    return optimizer;
+}
 
 inline TableSpec table_spec(uint64_t initial, const std::vector<double>& numbers, uint64_t seed,
                             uint64_t max_rows) {
@@ -100,7 +111,7 @@ inline void initial_rows(const nb::tuple& initial, nb::handle ids, uint64_t widt
     const auto [kind, numbers, seed] = unpacked<uint64_t, nb::object, uint64_t>(initial);
     const TableSpec table = table_spec(kind, vector_of<double>(numbers), seed, 1);
     const ArrayBuffer<int64_t> wanted(ids, 1);
-    const ArrayBuffer<unsigned char> target(to, 1, PyBUF_WRITABLE);
+    const ArrayBuffer<unsigned char> target(to, 1, kWritable);
     if (target.size() != wanted.size() * width * (is_double ? 8 : 4))
         throw Error(Failure::kInvalidArgument, "Sizes of ids and their rows disagree");
     const WithoutGil released;

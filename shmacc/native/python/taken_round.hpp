@@ -198,7 +198,7 @@ class HeldRounds {
         ~Opening() { --held_.opening_; }
         Opening(const Opening&) = delete;
         Opening& operator=(const Opening&) = delete;
-        // for_loop: no thread has the round yet; see OwnRound.
+        // for_loop: the round is taken for an event loop, and no thread has it yet (see OwnRound).
         void add(uint64_t serial, bool for_loop) {
             held_.rounds_.push_back({serial, for_loop ? kNoThread : this_thread(), Origin(), false});
         }

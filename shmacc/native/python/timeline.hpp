@@ -109,7 +109,7 @@ class Reads {
     static constexpr int64_t kNone = INT64_MIN;
     static constexpr uint64_t kAnothers = UINT64_MAX;
 
-    // What a context variable holds.
+    // The value of a context variable.
     struct Kept {
         Own own;
         unsigned long thread;  // the thread that may change `own` in place; 0: none, since a task keeps it
@@ -156,7 +156,7 @@ class Reads {
             get_ = method(made, "get");
             set_ = method(made, "set");
         }
-        // What this context has; null: nothing. It lives as long as the context has it.
+        // Returns what this context holds; null: nothing. The result lives as long as the context holds it.
         Kept* get() const {
             const nb::object found = called(get_, nb::none());
             return found.is_none() ? nullptr : static_cast<Kept*>(PyCapsule_GetPointer(found.ptr(), nullptr));

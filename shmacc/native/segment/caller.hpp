@@ -61,7 +61,7 @@ class OwnRound {
         held_ = serial;
         return true;
     }
-    // Who has the open round, as seen by this thread, which is about to wait for the round's end.
+    // Returns whose the open round is, for this thread, which is about to wait for the round's end.
     Whose to_this_thread(const RoundHolder& holder) const {
         if (serial_ != holder.serial || token_ != holder.token || thread_ != this_thread())
             return Whose::kOthers;

@@ -32,7 +32,7 @@ class OpenSegment {
         segment->after_fork();
         return segment;
     }
-    // As above, but opens the segment if this process has not.
+    // Returns the process's OpenSegment, as above, but opens the segment if this process has not.
     static std::shared_ptr<OpenSegment> on(const std::shared_ptr<SegmentFile>& file, const Config& config,
                                            MemberSpecs specs) {
         auto segment = of(*file);
@@ -199,7 +199,7 @@ class OpenSegment {
         if (mapping_->file().attributes().st_size != static_cast<off_t>(file_size(config_)))
             data_loss("its file was truncated");
     }
-    // As above, and throws NotFoundError if the name was removed while in use.
+    // Does what check_intact does. Throws NotFoundError if the name was removed while in use (systemd#2039).
     void check_file() const {
         const struct stat found = mapping_->file().attributes();
         if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
@@ -240,12 +240,10 @@ class OpenSegment {
         SHMACC_ASSERT(has_all_locks());
         round_.commit(state);
     }
-#ifdef SHMACC_ASSERTIONS
     bool has_all_locks() const {
         return std::all_of(lanes_.begin(), lanes_.end(),
                            [](const auto& lane) { return lane->lock().is_mine(); });
     }
-#endif
     std::vector<std::unique_ptr<Lane>>& lanes() { return lanes_; }
     Events& events() { return events_; }
     Presence& presence() { return presence_; }
@@ -271,7 +269,7 @@ class OpenSegment {
         wait_queue_.wake_all();
         wait_queue_.announce_progress();
     }
-    // As `finish`, when this process ends. Its own threads, which may still work, do not see it: they would raise
+    // Does as `finish`, when this process ends. Its own threads, which may still work, do not see it: they would raise
     // errors while the interpreter shuts down.
     void finish_for_others() {
         ending_ = true;
@@ -281,6 +279,7 @@ class OpenSegment {
     // cannot fail; serials only grow.
     void give_up_round(uint64_t serial) {
         if (!presence_.claimed()) return;
+        SHMACC_ASSERT(serial != 0);
         uint64_t& given_up = presence_.own().given_up;
         for (uint64_t seen = load(given_up); seen < serial;)
             if (__atomic_compare_exchange_n(&given_up, &seen, serial, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
@@ -301,10 +300,7 @@ class OpenSegment {
         return state;
     }
     // Needs the lane's lock.
-    uint32_t living_head(uint32_t lane) {
-        SHMACC_ASSERT(lanes_[lane]->lock().is_mine());
-        return wait_queue_.living_head(known_heads_[lane]);
-    }
+    uint32_t living_head(uint32_t lane) { return wait_queue_.living_head(known_heads_[lane]); }
     // The lane that this process's applies try first.
     uint32_t last_lane() {
         const uint32_t last = load_relaxed(last_lane_);

@@ -36,7 +36,9 @@
 //                                   that was then removed.
 //
 // Rejected: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made
-// segment); unlinking by name alone (the name may lead to a new segment by now); sem_open (semaphore.hpp).
+// segment: pmodels/mpich#7435, tenstorrent/tt-metal#49304); unlinking by name alone (the name may lead to a new
+// segment by now: official-stockfish/Stockfish#6979); multiprocessing.shared_memory (its resource tracker unlinks
+// what others use: python/cpython#82300); sem_open (semaphore.hpp).
 #pragma once
 
 #include <array>
@@ -45,7 +47,7 @@
 
 namespace shmacc {
 
-// What is found under a name.
+// The file that is found under a name.
 enum class Found { kSegment, kNothing, kUnfinished, kHeldUnfinished, kOtherVersion };
 
 struct Opened {
@@ -173,6 +175,7 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     reserve_in_file(fd, region_offset(kParticipantsRegion), kPage);
     reserve_in_file(fd, region_offset(kWaitersRegion), kPage);
     reserve_in_file(fd, region_offset(kDepartedRegion), kPage);
+    // Set the mode here, whatever the umask is (celery/billiard#288).
     if (fchmod(fd, config.mode) != 0) system_failure("Making a segment", errno);
     fill(*file, config);
 

@@ -46,12 +46,13 @@ inline std::string describe(const Attached& attached) {
     return attached.more ? text + " and up to " + std::to_string(attached.more) + " more" : text;
 }
 
-// Records in the participant's entry what the process is doing, for inspection.
+// Records in the participant's entry what the process is doing, and its role, for inspection.
 class ActivityScope {
   public:
-    ActivityScope(OpenSegment& segment, Activity activity)
+    ActivityScope(OpenSegment& segment, Activity activity, Role role)
         : segment_(segment), entry_(segment.presence().own()) {
         SHMACC_ASSERT(segment.presence().claimed());
+        note_role(entry_, role);
         now(activity);
         store_relaxed(entry_.seen_ns, timestamp_ns());
     }
@@ -103,7 +104,7 @@ class Operation {
                         "), so that round ends only when the update is in, or is skipped: open the round, "
                         "which gives the same gradients, and call Parameters.update or Parameters.skip");
     }
-    // what: what was not done.
+    // what: the action that was not done, for the message.
     void check_held(const AllLanesSession& session, const char* what) {
         if (!session.held())
             throw Error(Failure::kDeadlineExceeded, std::string("Another process kept the lock; ") + what,

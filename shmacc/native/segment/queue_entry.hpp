@@ -77,7 +77,7 @@ class QueueEntry {
     static inline thread_local QueueEntry* innermost_ = nullptr;
 };
 
-// How long an apply waits for a head whose number is reached already (wait_queue.hpp).
+// How long an apply lets the head take first, if the head's gradients are there already (wait_queue.hpp).
 class HeadGrace {
   public:
     // count: the number of the round's gradients.
@@ -110,7 +110,7 @@ class HeadGrace {
 class Slices {
   public:
     int64_t now() const { return slice_; }
-    // may_be_long: no other process depends on the checks of this sleeper.
+    // may_be_long: whether this sleeper may sleep long, since no other process depends on its checks.
     void next(bool may_be_long) { slice_ = may_be_long ? std::min(2 * slice_, kLongSlice) : kWaitSlice; }
 
   private:

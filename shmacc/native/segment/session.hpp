@@ -15,7 +15,10 @@ namespace shmacc {
 class HeldLocks {
   public:
     explicit HeldLocks(OpenSegment& segment) : segment_(segment) {}
-    ~HeldLocks() { release(segment_.reachable()); }
+    // The segment may be gone when nothing is held: an operation that has waited may end after its handle was closed.
+    ~HeldLocks() {
+        if (held()) release(segment_.reachable());
+    }
     HeldLocks(const HeldLocks&) = delete;
     HeldLocks& operator=(const HeldLocks&) = delete;
 
@@ -69,7 +72,7 @@ class HeldLocks {
         return true;
     }
     void release(bool intact) {
-        while (end_ > first_) segment_.lanes()[--end_]->lock().release(intact);
+        for (; end_ > first_; --end_) segment_.lanes()[end_ - 1]->lock().release(intact);
     }
 
     OpenSegment& segment_;
@@ -197,6 +200,7 @@ class LaneSession {
     void expect(size_t members) { members_.reserve(members); }
     std::vector<Member>& members() { return members_; }
     void begin_round() {
+        SHMACC_ASSERT(held() && state.generation >= before.generation);
         if (state.round != round.round) lane().begin_round(state, round.round);
     }
 
@@ -204,9 +208,17 @@ class LaneSession {
         lane().commit(state, members_);
         lane().give_back(before, state);
     }
+    // Commits the round, too, which counts from the lane's commit on.
+    void commit_with_round() {
+        SHMACC_ASSERT(lane().has_begun());
+        round.needs = state.generation + 1;
+        segment_.commit(round);
+        commit();
+    }
     // Undoes the changes that a failed operation made in place.
     void roll_back() {
-        LaneState committed = lane().committed().current();
+        if (!sound_) return;
+        LaneState committed = lane().committed().again();
         if (lane().interrupted(committed)) recover(lane(), committed, 0);
         for (Member& member : members_) member.roll_back();
         lane().give_back(state, committed);
@@ -216,6 +228,10 @@ class LaneSession {
     RoundState round;
     LaneState state;  // to be changed, then committed
     LaneState before;  // as committed
+
+  protected:
+    OpenSegment& segment_;
+    const Sound sound_;
 
   private:
     bool acquire(std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
@@ -235,13 +251,12 @@ class LaneSession {
             if (locks_.acquire(lane_, std::min(deadline, monotonic_ns() + HeldLocks::kSlice), interruption))
                 return true;
             if (past(deadline)) return false;
-            // Other threads of this process may have had the locks all the time: `acquire` has checked nothing then.
+            // Check here: while only threads of this process had the locks, `acquire` has checked nothing.
             interruption.check();
             segment_.check_file();
         }
     }
 
-    OpenSegment& segment_;
     HeldLocks locks_;
     const bool everywhere_;
     uint64_t committed_round_ = 0;
@@ -299,6 +314,7 @@ class AllLanesSession {
 
     // Empties all lanes; takes effect at the commit.
     void next_round() {
+        SHMACC_ASSERT(held() && lanes_.size() == segment_.lanes().size());
         if (state.round % Lane::kSmallRounds == 0) give_memory_back(false);
         ++state.round;
         state.holder = {};

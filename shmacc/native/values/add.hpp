@@ -51,7 +51,7 @@ struct Add : CombiningLoops<Add<T>, T> {
             return a + b;
         }
     }
-    // As `row`, for more numbers than a row has.
+    // Does what `row` does, for more numbers than a row has.
     static bool many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
         if constexpr (std::is_integral_v<T>) {
             return Add::row(sums, values, count);

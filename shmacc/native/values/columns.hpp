@@ -71,7 +71,7 @@ class ColumnsWriter {
         }
     }
 
-    // Calls `read` to write a sparse member's rows into RowTargets, and returns its result. Sets the line's length.
+    // Calls `read` to write a sparse member's rows into RowTargets, and returns its result. Sets the header's length.
     template <class T, class Read>
     bool write_rows(PartHeader line, uint64_t width, Read read) {
         std::vector<RowTarget<T>> targets;

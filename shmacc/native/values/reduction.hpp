@@ -14,7 +14,7 @@ struct Reduce {
     uint64_t highest;
 };
 
-// Decides, alone, how to reduce a member's sums. weight: the weight of the gradients that have the member;
+// The only place that decides how to reduce a member's sums. weight: the weight of the gradients that have the member;
 // round_weight: the weight of all gradients of the round.
 inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_weight) {
     Reduce reduce{true, 0, spec.lowest, spec.highest};
@@ -25,7 +25,7 @@ inline Reduce reduce_by(const MemberSpec& spec, int64_t weight, int64_t round_we
     }
     return reduce;
 }
-// For a partial: sums stay as they are.
+// The reduction of a partial: sums stay as they are.
 inline Reduce not_reduced() { return {false, 0, INT64_MIN, UINT64_MAX}; }
 
 template <class T>

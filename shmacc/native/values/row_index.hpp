@@ -1,5 +1,7 @@
 // The hash from row number to place: open addressing over buckets of one cache line.
 //
+// So what a lookup costs does not grow with the rows (tensorflow#6460).
+//
 // A bucket holds ten entries: a place number and a 16-bit tag each. The tag has other bits of the hash than those that
 // choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the places whose tags match:
 // their row numbers decide. Entries are filled from the front and never freed one by one, so a search ends at the first
@@ -128,7 +130,7 @@ class Index {
         uint32_t bucket;
         uint16_t tag;
     };
-    // Also prefetches the bucket.
+    // Returns the home of a row, and prefetches its bucket.
     Home home_of(int64_t row) const {
         const uint64_t hash = hash_(row);
         const uint64_t at = home(hash);

@@ -27,7 +27,7 @@ class Table:
     def compare(
         self, what: str, turns: Sequence[tuple[float, float]], goal: float | None, *beside: str
     ) -> None:
-        """Add a row: the spreads of ours and theirs (which `beside` names), and the ratio."""
+        """Add a row: our spread, the cells `beside`, the peer's spread, and the ratio."""
         mine, theirs = (spread([turn[side] for turn in turns]) for side in (0, 1))
         self.rows.append((what, mine, *beside, theirs, self.judged(what, paired(turns), goal)))
 

@@ -82,7 +82,7 @@ class Timed:
         return samples
 
     def close(self) -> None:
-        """Remove everything."""
+        """Close the accumulator, and remove what it left."""
         self._stack.close()
         self.peer.shutdown()
 

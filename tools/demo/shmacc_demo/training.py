@@ -1,149 +1,116 @@
-"""The training: what workers and chief do; and the parent, which starts them and kills some."""
+"""The training: what chief and workers do. `shmacc.run` starts them, and killed ones again."""
 
 import contextlib
-import multiprocessing
-import os
 import random
 import signal
-import threading
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.context import SpawnProcess
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from shmacc import AccumulatorGroup, Parameters, SharedArrays, TensorSpec, inspection, optim
+import shmacc
+from shmacc import AccumulatorGroup, Parameters, SharedArrays, TensorSpec, optim
 from shmacc_demo.model import SQUARES, TABLES, Arrays, Batches, Plan, start
 
 CHIEF = -1
 Show = Callable[[Plan, int, Arrays, str], None]
 
+_TIMEOUT = 60.0  # seconds
+_KILLS = 4  # of a process, at most
+_LONGEST = 5e-4  # seconds after which it is killed: within the call, or as soon as that has ended
 
-def work(
-    group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan, rank: int
-) -> None:
+
+def work(rank: int, plan: Plan, victims: Collection[int]) -> None:
     """Act as a worker. The replacement of a killed worker gives the same gradient again."""
-    batches = Batches(books, plan)
-    for step in group.steps():
-        if step == plan.steps:
-            break  # the chief is about to finish
-        gradient = batches.gradient(params, step, rank)
-        books["given"][step, rank] = group.apply(gradient, step, contributor=rank)
+    with (
+        SharedArrays.attach("books", timeout=_TIMEOUT, writable=True) as books,
+        Parameters.attach("params", timeout=_TIMEOUT) as params,
+        AccumulatorGroup.attach("group", timeout=_TIMEOUT) as group,
+    ):
+        batches = Batches(books, plan)
+        for step in group.steps():
+            if step == plan.steps:
+                break
+            gradient = batches.gradient(params, step, rank)
+            with _perhaps_killed(rank, books, step, victims):
+                books["given"][step, rank] = group.apply(gradient, step, contributor=rank)
+        books["left"][rank] = True
 
 
-def lead(group: AccumulatorGroup, params: Parameters, books: SharedArrays, plan: Plan) -> None:
-    """Act as the chief, or as the replacement of a killed chief."""
-    while (step := group.global_step) < plan.steps:
-        with group.round(plan.workers - plan.backup) as taken:
-            books["begun"][step] += 1
-            books["taken"][step, taken.contributors] = True
-            part: Any = taken["figures"]
-            figures = {"figures": ([step], part.value[None])}
-            params.update(taken, figures, learning_rate=plan.rate_at(step))
-    group.finish()
-
-
-def train(plan: Plan, text: Arrays, show: Show, victims: Sequence[int] = ()) -> tuple[Arrays, str]:
-    """Train in processes; kill some victims now and then; check that no gradient is lost."""
-    name, flags = f"demo-{os.getpid()}", TensorSpec((plan.steps, plan.workers), "int8")
-    most = min(12, plan.steps // 4)  # how often to kill
+def lead(text: Arrays, show: Show, plan: Plan, victims: Collection[int]) -> tuple[Arrays, str]:
+    """Act as the chief, or as the replacement of a killed one; return the tables, and a report."""
     tables = start(len(text["counts"]), plan) | {"figures": np.zeros((plan.steps, 2))}
     adagrad = dict.fromkeys(TABLES, optim.Adagrad(plan.rate, SQUARES))
     figures = {"figures": TensorSpec((2,), "float64", reduction_type="SUM")}  # summed over workers
+    flags = TensorSpec((plan.steps, plan.workers), "int8")
     kept = {
         "begun": TensorSpec((plan.steps,), "int64"),  # how often a round was handed out
         "given": flags,  # which gradients were accepted, as far as their workers know ...
         "taken": flags,  # ... and which the chief took
+        "left": TensorSpec((plan.workers,), "int8"),
+        "killed": TensorSpec((plan.workers + 1,), "int64"),  # how often; the last is the chief
     }
-    ours: Any = {"if_exists": "replace", "unlink_on_close": True}  # no other run has these names
     with (
-        SharedArrays({**kept, **text}, f"{name}.books", **ours) as books,
-        Parameters(tables, f"{name}.params", optimizer=adagrad, **ours) as params,
+        SharedArrays({**kept, **text}, "books") as books,
+        Parameters(tables, "params", optimizer=adagrad) as params,
         AccumulatorGroup(
-            params.member_specs(TABLES) | figures, name, reduction_type="CMEAN", **ours
+            params.member_specs(TABLES) | figures, "group", reduction_type="CMEAN"
         ) as group,
-        contextlib.closing(_Cast(group, params, books, plan)) as cast,
     ):
-        while cast.works():
-            time.sleep(0.05)
-            if victims and cast.killed < group.global_step % plan.steps * most // plan.steps:
-                for victim in random.sample(victims, random.randint(1, len(victims))):
-                    cast.kill(victim)
-            show(plan, params.step, params, f"{cast.killed} killed")
-        stats, taken, again = group.stats(), books["taken"], (books["begun"] > 1).sum()
-        report = (
-            f"{stats.applied:,} gradients accepted, {stats.dropped:,} dropped, {stats.taken:,} "
-            f"taken; {cast.killed} processes killed, {stats.recoveries} operations undone, "
-            f"{again} rounds handed out again"
-        )
-        unknown = taken - books["given"]  # a killed worker may not have noted its last one
-        right = stats.applied == stats.taken == taken.sum() and (plan.backup or taken.all())
-        if not right or unknown.min() < 0 or unknown.sum() > cast.killed:
-            raise RuntimeError(f"The books do not balance: {report}")
-        return params.snapshot()[1], report
+        while (step := group.global_step) < plan.steps:
+            with group.round(plan.workers - plan.backup) as taken:
+                books["begun"][step] += 1
+                books["taken"][step, taken.contributors] = True
+                part: Any = taken["figures"]
+                values = {"figures": ([step], part.value[None])}
+                with _perhaps_killed(CHIEF, books, step, victims):
+                    params.update(taken, values, learning_rate=plan.rate_at(step))
+            show(plan, params.step, params, f"{books['killed'].sum()} killed")
+        while not books["left"].all():
+            time.sleep(0.01)
+        return params.snapshot()[1], _report(plan, group, books)
 
 
-class _Cast:  # a process for the chief and each worker
-    def __init__(self, group: AccumulatorGroup, *more: Any) -> None:
-        # more: the other arguments of `lead`
-        self._group, self._begun, self.killed = group, more[1]["begun"], 0
-        self._jobs: dict[int, Any] = {CHIEF: (lead, group, *more)}
-        self._jobs |= {rank: (work, group, *more, rank) for rank in range(more[-1].workers)}
-        self._processes = {rank: self._start(rank) for rank in self._jobs}
-
-    def _start(self, rank: int) -> SpawnProcess:
-        process = SpawnProcess(target=_attend, args=self._jobs[rank], daemon=True)
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: only we handle Ctrl-C
-        process.start()
-        signal.signal(signal.SIGINT, handler)
-        return process
-
-    def works(self) -> bool:
-        """Return False when all have done their work."""
-        for rank, process in self._processes.items():
-            if process.exitcode:
-                raise RuntimeError(f"Process {rank} ended with status {process.exitcode}")
-        return any(process.is_alive() for process in self._processes.values())
-
-    def kill(self, rank: int) -> None:
-        """Kill and replace the chief in a round, or a worker in an apply or after it."""
-        process, doing = self._processes[rank], random.choice(("applies", "waits for the step"))
-        for pid in [process.pid or 0] * 1000:  # retried: it may be starting
-            if not process.is_alive():
-                return  # its work is done
-            soon = time.monotonic() + 0.1 * (rank == CHIEF)  # a chief's rounds are short
-            while time.monotonic() < soon and self._group.stats().round_pid != pid:
-                time.sleep(0.0001)
-            os.kill(pid, signal.SIGSTOP)  # so that it does not go on while we look
-            found = inspection.describe(self._group.shared_name)
-            at_it = [one.pid for one in found.processes if one.activity == doing]
-            in_round = found.stats.round_pid == pid and self._begun[found.stats.global_step] > 0
-            if in_round or pid in at_it:
-                break
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(random.uniform(0, 0.005))
-        process.kill()
-        process.join()
-        self.killed += 1
-        self._processes[rank] = self._start(rank)
-
-    def close(self) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.join()
+@contextlib.contextmanager
+def _perhaps_killed(
+    rank: int, books: SharedArrays, step: int, victims: Collection[int]
+) -> Iterator[None]:
+    """Have this process killed within the block, or as soon as it has ended, now and then."""
+    killed, steps = books["killed"], len(books["begun"])
+    due = rank in victims and killed[rank] < step * min(_KILLS, steps // 4) // steps
+    if due:
+        killed[rank] += 1
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, _LONGEST))  # SIGALRM kills
+    yield
+    if due:
+        signal.pause()
 
 
-def _attend(role: Callable[..., None], *job: Any) -> None:
-    threading.Thread(target=_leave_with_parent, args=job[:3], daemon=True).start()
-    role(*job)
+def _report(plan: Plan, group: AccumulatorGroup, books: SharedArrays) -> str:
+    """Check that no gradient is lost or taken twice; return the numbers."""
+    stats, taken, killed = group.stats(), books["taken"], books["killed"].sum()
+    report = (
+        f"{stats.applied:,} gradients accepted, {stats.dropped:,} dropped, {stats.taken:,} taken; "
+        f"{killed} processes killed, {stats.recoveries} operations undone, "
+        f"{(books['begun'] > 1).sum()} rounds handed out again"
+    )
+    unknown = taken - books["given"]  # a killed worker may not have noted its last one
+    right = stats.applied == stats.taken == taken.sum() and (plan.backup or taken.all())
+    if not right or unknown.min() < 0 or unknown.sum() > killed:
+        raise RuntimeError(f"The books do not balance: {report}")
+    return report
 
 
-def _leave_with_parent(*named: Any) -> None:
-    multiprocessing.parent_process().join()  # type: ignore[union-attr]
-    for one in named:  # the parent was killed before it unlinked them
-        one.unlink()
-    os._exit(1)
+def train(
+    plan: Plan, text: Arrays, show: Show, victims: Collection[int] = ()
+) -> tuple[Arrays, str]:
+    """Train in processes, of which the victims are killed now and then."""
+    found: tuple[Arrays, str] = shmacc.run(
+        partial(lead, text, show), work, workers=plan.workers, args=(plan, victims), restarts=_KILLS
+    )
+    return found
 
 
 def train_alone(plan: Plan, text: Arrays, show: Show) -> Arrays:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _SHORTEST: Final = 0.05  # seconds; the shortest interval
 _NAMES: Final = (
-    "a shared_name, a segment's whole name in /dev/shm (shmacc....), or a glob in quotes"
+    "a shared_name; RUN/NAME, one in a run; a segment's whole name in /dev/shm (shmacc....); or a "
+    "glob in quotes"
 )
 _MOST: Final = 10**9  # the largest number that an option accepts
 _LONGEST: Final = 10 * 365 * 86400.0  # seconds
@@ -27,20 +28,24 @@ class Verb(NamedTuple):
     """A verb of the command line.
 
     Attributes:
-        summary: What it does, in one line of the help.
         description: What it does, in full.
         examples: Command lines.
         declare: Declares its arguments, named as the parameters of its module's `run`.
     """
 
-    summary: str
     description: str
     examples: str
     declare: Callable[[argparse.ArgumentParser], None]
 
+    @property
+    def summary(self) -> str:
+        """What it does, in one line of the help."""
+        first = self.description.partition(".\n")[0]
+        return first[0].lower() + first[1:].partition(";")[0].partition(":")[0]
+
 
 def _add_names(parser: argparse.ArgumentParser, *, without: str | None = None) -> None:
-    """Declare NAME ...; `without` says what leaving it out means (None: it is required)."""
+    """Declare NAME ...; `without`: what omitting it means (None: it must be given)."""
     parser.add_argument(
         "names",
         metavar="NAME",
@@ -50,13 +55,14 @@ def _add_names(parser: argparse.ArgumentParser, *, without: str | None = None) -
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Declare what every verb has: -n, -A and --json."""
+    """Declare the options of every verb: -n, -A and --json."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "-n",
         "--namespace",
         metavar="NAMESPACE",
-        help=f"in this namespace, instead of that of {NAMESPACE_VARIABLE}",
+        help="in this namespace and the runs started in it, or in those that a glob in quotes "
+        f"matches, instead of that of {NAMESPACE_VARIABLE}",
     )
     group.add_argument(
         "-A",
@@ -230,12 +236,12 @@ def _metrics(parser: argparse.ArgumentParser) -> None:
 
 VERBS: Final = {
     "list": Verb(
-        "list segments, one row each",
         """\
 List segments, one row each.
 
 A row has the segment's kind, round, attached processes, waiting takes, memory and state. A terminal
-that is too narrow gets fewer columns; a pipe gets all of them, each one word.""",
+that is too narrow gets fewer columns; a pipe gets all of them, each one word. Segments of runs that
+were started in the namespace are among them, as RUN/NAME.""",
         """\
   shmacc-inspect list
   shmacc-inspect list 'emb*' --sort bytes
@@ -246,7 +252,6 @@ that is too narrow gets fewer columns; a pipe gets all of them, each one word.""
         _list,
     ),
     "show": Verb(
-        "describe segments in full: processes, waiting takes, lock, counters, layout",
         """\
 Describe segments in full: processes, waiting takes, lock, counters, and the verdict.
 
@@ -259,7 +264,6 @@ It takes and changes nothing, and waits for no lock.""",
         _show,
     ),
     "watch": Verb(
-        "watch segments live: progress, rates, drops, stragglers",
         """\
 Watch segments live: progress, rates, drops, and stragglers.
 
@@ -279,7 +283,6 @@ s sorts by the next column.""",
         _watch,
     ),
     "check": Verb(
-        "verify every invariant; exit status 1 if one is broken",
         """\
 Verify every invariant of segments.
 
@@ -287,8 +290,9 @@ The exit status is 1 if one is broken. It is 4 if nothing is wrong but something
 or compared.
 
 Compares records, counters, sizes, rows and index, semaphores and names, and looks for leftovers,
-stopped holders of locks, and names that were removed while in use. Changes nothing, and waits for
-no lock. WRONG means that somebody has to act; a note is worth knowing, and needs no action.""",
+stopped holders of locks, names that were removed while in use, and runs that are stopped, gone or
+in a crash loop. Changes nothing, and waits for no lock. WRONG means that somebody has to act; a
+note is worth knowing, and needs no action.""",
         """\
   shmacc-inspect check
   shmacc-inspect check --quiet 'job7-*' bias
@@ -297,13 +301,13 @@ no lock. WRONG means that somebody has to act; a note is worth knowing, and need
         _check,
     ),
     "clean": Verb(
-        "remove what no living process uses",
         """\
 Remove segments that no living process uses; without --yes, only list them.
 
 Also removes semaphores whose segment is gone. Death is proved by the kernel, never guessed, and
-proved again at the moment of removal; what could not be judged is left and listed. Two cleaners at
-once do each other no harm.""",
+proved again at the moment of removal; what could not be judged is left and listed. Of a run that
+lives nothing is removed; of one that is gone all, or nothing. Two cleaners at once do each other no
+harm.""",
         """\
   shmacc-inspect clean                           what would be removed, and what not
   shmacc-inspect clean --yes
@@ -311,13 +315,13 @@ once do each other no harm.""",
         _clean,
     ),
     "remove": Verb(
-        "remove segments by name",
         """\
 Remove segments and their semaphores; without --yes, only name them.
 
 Refuses one that living processes have attached, unless --force is given: these go on using it until
-they close, and the next process that opens the name makes a new one. Of several, either all are
-removed or, if one is refused, none.""",
+they close, and the next process that opens the name makes a new one. It refuses, too, what is in a
+run that lives, or only a part of a named run that is gone. Of several, either all are removed or,
+if one is refused, none.""",
         """\
   shmacc-inspect remove embeddings              what would be removed
   shmacc-inspect remove embeddings --yes
@@ -325,7 +329,6 @@ removed or, if one is refused, none.""",
         _remove,
     ),
     "cancel": Verb(
-        "end the waiting takes",
         """\
 End every waiting take with CancelledError; without --yes, only list them.
 
@@ -339,7 +342,6 @@ entry in the queue yet, is cancelled too.""",
         _cancel,
     ),
     "wait": Verb(
-        "wait for a step, for gradients, or for the end of a segment",
         """\
 Wait for a step, for gradients, or for the end of a segment.
 
@@ -353,12 +355,11 @@ nobody: it looks many times a second.""",
         _wait,
     ),
     "metrics": Verb(
-        "print or serve Prometheus metrics",
         """\
-Print Prometheus metrics of segments, write them to a file, or serve them.
+Print Prometheus metrics of segments; write them to a file, or serve them.
 
-Counters and gauges with the labels `name` and `namespace`. Needs prometheus_client
-(`pip install prometheus_client`); --json does not.""",
+Counters and gauges with the labels `name` and `namespace`, or `run` and `role`. Needs
+prometheus_client (`pip install prometheus_client`); --json does not.""",
         """\
   shmacc-inspect metrics
   shmacc-inspect metrics --output /var/lib/node_exporter/shmacc.prom

@@ -87,7 +87,7 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     declared = parser.declared()
     option = next((action for action in declared if before[-1] in action.option_strings), None)
     if option is not None and option.nargs is None:  # it takes a value
-        # Not the dict that some choices are: its values are no descriptions.
+        # Some choices are a dict, but its values are no descriptions.
         return tuple(option.choices or _values(option.dest))
     if word.startswith("-") and "--" not in before:
         return _options(parser)

@@ -60,13 +60,9 @@ _REGION_COLUMNS: Final = (
     Column("OFFSET", lambda of: f"{of.offset:#x}", right=True, rank=2),
     Column("RESERVED", lambda of: page.size(of.reserved), right=True),
     Column("USED", lambda of: page.size(of.used), right=True),
-    Column(
-        "FILL",
-        lambda of: page.one_word(formatting.percent(of.used, of.reserved)),
-        right=True,
-        rank=1,
-    ),
-)
+    Column("FILL", lambda of: page.one_word(formatting.percent(of.used, of.reserved)), right=True,
+        rank=1),
+)  # fmt: skip
 _ROW_COLUMNS: Final = (
     Column("ROW", lambda of: str(of.row), right=True),
     Column("GRADIENTS", lambda of: str(of.count), right=True),
@@ -298,7 +294,7 @@ def what(seen: Description) -> str:
 def _progress(seen: Description) -> str:
     """Return the round's progress towards what the head of the queue waits for."""
     gradients = seen.stats.num_accumulated
-    head = next((take for take in seen.queue if take.alive), None)
+    head = seen.head
     if head is None:
         return formatting.count_of(gradients, "gradient")
     of = f"{gradients} of the {head.num_required} gradients that pid {head.pid_label} waits for"

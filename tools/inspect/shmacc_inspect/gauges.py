@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import collections
+import re
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shmacc import inspection
 from shmacc.errors import ShmaccError
-from shmacc_inspect import formatting, naming
+from shmacc_inspect import naming
 from shmacc_inspect.output import Metric, Sample, descriptions
 from shmacc_inspect.progress import idle_since, stragglers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shmacc.inspection import Description, SegmentName, Stall, Summary, WaitingTake
+    from shmacc.inspection import Description, SegmentName, Stall, Summary
 
 PREFIX: Final = "shmacc_"
+_UNSAFE: Final = re.compile(r"[^\w.]")  # in the name of a type, which another user's program chose
 _LATE: Final = 5  # contributors of a segment that are named: each is a series
 _MOST_ROWS: Final = 1 << 22  # of tables that are compared with their index at each scrape
 
@@ -29,29 +31,8 @@ class _Definition(NamedTuple):
     type: str = "gauge"
 
 
-def _head(seen: Description) -> WaitingTake | None:
-    return next((take for take in seen.queue if take.alive), None)
-
-
-def _head_wait(seen: Description, now: float) -> float | None:
-    head = _head(seen)
-    return None if head is None else max(0.0, now - head.since)
-
-
-def _head_requires(seen: Description, _now: float) -> float | None:
-    head = _head(seen)
-    return None if head is None else head.num_required
-
-
-def _lock_held(seen: Description, now: float) -> float | None:
-    if not seen.lock.held:
-        return 0.0
-    return None if seen.lock.since is None else max(0.0, now - seen.lock.since)
-
-
-def _round_open(seen: Description, now: float) -> float:
-    since = seen.stats.round_since
-    return 0.0 if since is None else max(0.0, now - since)
+def _age(since: float | None, now: float) -> float | None:
+    return None if since is None else max(0.0, now - since)
 
 
 def _doing(activity: str) -> Callable[[Description, float], float]:
@@ -62,7 +43,7 @@ def _doing(activity: str) -> Callable[[Description, float], float]:
 
 
 def _worst_straggler(seen: Description, now: float) -> float:
-    late, head = stragglers(seen), _head(seen)
+    late, head = stragglers(seen), seen.head
     waits_for_more = head is not None and seen.stats.num_accumulated < head.num_required
     if any(process.applied for process in late) or not waits_for_more:
         late = tuple(process for process in late if process.applied)  # others may never apply
@@ -93,49 +74,37 @@ def _summed_up(field: str) -> _Definition:
 
 _OF_ALL: Final = (
     *map(_summed_up, ("bytes_used", "bytes_reserved", "attached_alive", "attached_dead")),
-    _Definition(
-        "lock_held_seconds",
+    _Definition("lock_held_seconds",
         "For how long the lock's present owner has been in its operation; absent if unknown.",
-        _lock_held,
-    ),
-    _Definition(
-        "stalled",
-        "For how many reasons it stands still; 0 if it is not known to.",
-        lambda seen, _: len(seen.summary.stalls),
-    ),
-    _Definition(
-        "perhaps_stalled",
+        lambda seen, now: _age(seen.lock.since, now) if seen.lock.held else 0.0),
+    _Definition("stalled", "For how many reasons it stands still; 0 if it is not known to.",
+        lambda seen, _: len(seen.summary.stalls)),
+    _Definition("perhaps_stalled",
         "1 if it perhaps stands still: others have waited for long for who may be computing.",
-        lambda seen, _: seen.summary.suspected is not None,
-    ),
-)
+        lambda seen, _: seen.summary.suspected is not None),
+)  # fmt: skip
 _STEP: Final = _stat("global_step", "step")
 _COUNTERS: Final = {name: _stat(name, type="counter") for name in inspection.Stats.COUNTERS}
 _OF_ACCUMULATORS: Final = (
-    _STEP,
-    _stat("num_accumulated", "gradients"),
+    _STEP, _stat("num_accumulated", "gradients"),
     *map(_stat, ("rows", "waiting", "finished", "sealed")),
-    _Definition("head_requires", "Gradients that the queue's head waits for.", _head_requires),
-    _Definition("head_waits_seconds", "How long it has waited.", _head_wait),
-    _Definition(
-        "waiting_for_step", "Processes that wait for the step.", _doing("waits for the step")
-    ),
-    _Definition(
-        "waiting_for_room", "Processes whose gradients wait for room.", _doing("waits for room")
-    ),
-    _Definition("round_open_seconds", "How long a round has been open; 0: none is.", _round_open),
-    _Definition(
-        "straggler_seconds",
+    _Definition("head_requires", "Gradients that the queue's head waits for.",
+        lambda seen, _: seen.head.num_required if seen.head else None),
+    _Definition("head_waits_seconds", "How long it has waited.",
+        lambda seen, now: _age(seen.head.since if seen.head else None, now)),
+    _Definition("waiting_for_step", "Processes that wait for the step.",
+        _doing("waits for the step")),
+    _Definition("waiting_for_room", "Processes whose gradients wait for room.",
+        _doing("waits for room")),
+    _Definition("round_open_seconds", "How long a round has been open; 0: none is.",
+        lambda seen, now: _age(seen.stats.round_since, now) or 0.0),
+    _Definition("straggler_seconds",
         "Longest time since a worker applied (or came), of those that have not in this round.",
-        _worst_straggler,
-    ),
-    _Definition(
-        "round_final",
-        "1 if the round is final, since its update has begun.",
-        lambda seen, _: seen.final_round is not None,
-    ),
+        _worst_straggler),
+    _Definition("round_final", "1 if the round is final, since its update has begun.",
+        lambda seen, _: seen.final_round is not None),
     *_COUNTERS.values(),
-)
+)  # fmt: skip
 _OF_PARAMETERS: Final = (
     _STEP,
     _Definition("updates", "Updates of parameters.", _COUNTERS["takes"].read, "counter"),
@@ -149,8 +118,8 @@ _OF_PARAMETERS: Final = (
 _HAS: Final = {"arrays": _OF_ALL, "parameters": _OF_ALL + _OF_PARAMETERS}
 
 
-def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
-    """Yield the current metrics of these segments."""
+def gather(watched: Iterable[SegmentName], runs: Iterable[inspection.Run]) -> Iterator[Metric]:
+    """Yield the current metrics of these segments and runs."""
     now, look = time.time(), inspection.Look()
     described: list[Description] = []
     summaries: list[inspection.Summary] = []
@@ -160,19 +129,14 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
             summaries.append(described[-1].summary)
         except ShmaccError:  # gone, damaged or unreadable: the states show it
             summaries += naming.summaries([segment])
-    found = {
-        each: Metric(PREFIX + each.name, each.type, each.help, [])
-        for each in (*_OF_ALL, *_OF_ACCUMULATORS, *_OF_PARAMETERS)
-    }
-    for seen in described:
-        for definition in _HAS.get(seen.summary.kind or "", _OF_ALL + _OF_ACCUMULATORS):
-            value = definition.read(seen, now)
-            if value is not None:
-                name = PREFIX + definition.name + ("_total" if definition.type == "counter" else "")
-                found[definition].samples.append(
-                    Sample(name, _labels(seen.summary.name), float(value))
-                )
-    yield from found.values()
+    for each in dict.fromkeys((*_OF_ALL, *_OF_ACCUMULATORS, *_OF_PARAMETERS)):
+        values = [
+            (_labels(seen.summary.name), each.read(seen, now))
+            for seen in described
+            if each in _HAS.get(seen.summary.kind or "", _OF_ALL + _OF_ACCUMULATORS)
+        ]
+        known = [(labels, value) for labels, value in values if value is not None]
+        yield _metric(each.name, each.help, known, each.type)
     yield from _paces(described)
     yield _damage(described)
     yield _stalls(described)
@@ -181,60 +145,88 @@ def gather(watched: Iterable[SegmentName]) -> Iterator[Metric]:
     yield _states(summaries)
     yield _space()
     yield from _removed(summaries)
+    yield from _of_runs(list(runs))
 
 
 def _labels(of: SegmentName) -> dict[str, str]:
-    return {"name": of.shared_name, "namespace": of.namespace or ""}
+    # The name as in the file's name, without characters of a shell: any user may choose a name,
+    # and people paste commands from alerts.
+    written = of.system_name.removeprefix("shmacc.").rpartition(":")[2]
+    return {"name": written, "namespace": of.namespace or ""}
 
 
-def _gauge(name: str, help: str, samples: Iterable[tuple[dict[str, str], float]]) -> Metric:  # noqa: A002 - the field's name
+def _metric(
+    name: str,
+    help: str,  # noqa: A002 - the field's name
+    samples: Iterable[tuple[dict[str, str], float]],
+    type: str = "gauge",  # noqa: A002
+) -> Metric:
     name = PREFIX + name
-    return Metric(name, "gauge", help, [Sample(name, labels, value) for labels, value in samples])
+    of_sample = name + ("_total" if type == "counter" else "")
+    found = [Sample(of_sample, labels, float(value)) for labels, value in samples]
+    return Metric(name, type, help, found)
+
+
+def _of_runs(runs: Sequence[inspection.Run]) -> Iterator[Metric]:
+    restarts = [
+        ({"run": run.namespace, "role": role.role}, role.restarts)
+        for run in runs
+        for role in run.roles
+    ]
+    said = "How often a run has started a role's process again."
+    yield _metric("run_restarts", said, restarts, "counter")
+    states = [
+        ({"run": run.namespace, "state": state}, run.state == state)
+        for run in runs
+        for state in ("lives", "stopped", "gone", "unreadable")
+    ]
+    yield _metric("run_state", "1 for the state of the process that called a run; else 0.", states)
 
 
 def _paces(described: list[Description]) -> Iterator[Metric]:
-    accumulators = [seen for seen in described if not seen.summary.is_arrays]
-
-    def counter(
-        name: str,
-        said: str,
-        read: Callable[[inspection.Pace], Iterable[tuple[dict[str, str], float]]],
-    ) -> Metric:
+    for name, said, label, read in _PACES:
         samples = [
-            Sample(f"{PREFIX}{name}_total", {**_labels(seen.summary.name), **labels}, float(value))
-            for seen in accumulators
-            for labels, value in read(seen.pace)
+            (_labels(seen.summary.name) | ({label: of} if label else {}), value)
+            for seen in described
+            if not seen.summary.is_arrays
+            for of, value in read(seen.pace)
         ]
-        return Metric(PREFIX + name, "counter", said, samples)
+        yield _metric(name, said, samples, "counter")
 
-    def of_late(field: str) -> Callable[[inspection.Pace], Iterable[tuple[dict[str, str], float]]]:
-        return lambda pace: [
-            ({"contributor": of.label}, getattr(of, field)) for of in pace.late[:_LATE]
-        ]
 
-    yield counter(
+def _of_late(field: str) -> Callable[[inspection.Pace], list[tuple[str, float]]]:
+    return lambda pace: [(of.label, getattr(of, field)) for of in pace.late[:_LATE]]
+
+
+_PACES: Final[
+    tuple[tuple[str, str, str, Callable[[inspection.Pace], list[tuple[str, float]]]], ...]
+] = (
+    (
         "round_seconds",
         "Seconds that takes waited for gradients, that rounds' blocks took, and between rounds.",
-        lambda pace: [
-            ({"phase": phase}, getattr(pace, phase)) for phase in ("waiting", "block", "between")
-        ],
-    )
-    yield counter(
+        "phase",
+        lambda pace: [(phase, getattr(pace, phase)) for phase in ("waiting", "block", "between")],
+    ),
+    (
         "late_seconds",
         f"How much later than the others those came that rounds waited for, the latest {_LATE}.",
-        of_late("seconds"),
-    )
-    yield counter("late_rounds", "How many rounds waited for each of these.", of_late("rounds"))
-    yield counter(
+        "contributor",
+        _of_late("seconds"),
+    ),
+    ("late_rounds", "How many rounds waited for each of these.", "contributor", _of_late("rounds")),
+    (
         "unchecked",
         "Gradients accepted with NEVER_STALE, except each process's first.",
-        lambda pace: [({}, pace.unchecked)],
-    )
-    yield counter(
+        "",
+        lambda pace: [("", pace.unchecked)],
+    ),
+    (
         "unchecked_steps",
         "Steps since their processes' gradients before: at most so many updates they lack.",
-        lambda pace: [({}, pace.unchecked_steps)],
-    )
+        "",
+        lambda pace: [("", pace.unchecked_steps)],
+    ),
+)
 
 
 def _damage(described: list[Description]) -> Metric:
@@ -253,7 +245,7 @@ def _damage(described: list[Description]) -> Metric:
         "What is wrong between tables' rows and the index that leads to them; absent if they could "
         f"not be compared, or are more than {_MOST_ROWS}."
     )
-    return _gauge("table_faults", said, samples)
+    return _metric("table_faults", said, samples)
 
 
 def _stalls(described: list[Description]) -> Metric:
@@ -262,7 +254,7 @@ def _stalls(described: list[Description]) -> Metric:
         for seen in described
         for kind in sorted({stall.kind.value for stall in _causes(seen.summary)})
     ]
-    return _gauge("stall", "Why a segment stands still, or perhaps does; always 1.", samples)
+    return _metric("stall", "Why a segment stands still, or perhaps does; always 1.", samples)
 
 
 def _causes(summary: Summary) -> list[Stall]:
@@ -279,11 +271,11 @@ def _failures(described: list[Description]) -> Metric:
                 labels = {
                     **_labels(seen.summary.name),
                     "pid": event.pid_label,
-                    "reason": formatting.printable(event.reason.partition(":")[0]),
+                    "reason": _UNSAFE.sub("?", event.reason.partition(":")[0]),
                 }
                 last[tuple(labels.values())] = labels, event.at
     said = "When a process failed, and with which type of exception."
-    return _gauge("failure_timestamp_seconds", said, last.values())
+    return _metric("failure_timestamp_seconds", said, last.values())
 
 
 def _info(summaries: Sequence[inspection.Summary]) -> Metric:
@@ -301,29 +293,29 @@ def _info(summaries: Sequence[inspection.Summary]) -> Metric:
         )
         for summary in summaries
     ]
-    return _gauge("segment_info", "What a segment is; always 1.", samples)
+    return _metric("segment_info", "What a segment is; always 1.", samples)
 
 
 def _states(summaries: Sequence[inspection.Summary]) -> Metric:
     counts = collections.Counter(summary.state for summary in summaries)
     samples = [({"state": state.value}, float(counts[state])) for state in inspection.SegmentState]
-    return _gauge("segments", "Segments in each state.", samples)
+    return _metric("segments", "Segments in each state.", samples)
 
 
 def _space() -> Metric:
     space = inspection.shared_memory_space()
     samples = [({"kind": "total"}, float(space.total)), ({"kind": "free"}, float(space.free))]
     said = "Shared memory of this machine or container."
-    return _gauge("shared_memory_bytes", said, samples)
+    return _metric("shared_memory_bytes", said, samples)
 
 
 def _removed(summaries: Sequence[inspection.Summary]) -> Iterator[Metric]:
     uses = inspection.unlinked_uses()
     said = "Memory of removed segments that processes still have open."
     memory = float(inspection.unlinked_memory(uses))
-    yield _gauge("removed_but_used_bytes", said, [({}, memory)])
+    yield _metric("removed_but_used_bytes", said, [({}, memory)])
     users = collections.Counter(use.name for use in uses if use.under_users)
     users.update({summary.name: 0 for summary in summaries})
     said = "Processes that use a segment whose name was removed under them (rm, RemoveIPC)."
     samples = [(_labels(of), float(count)) for of, count in users.items()]
-    yield _gauge("removed_under_users", said, samples)
+    yield _metric("removed_under_users", said, samples)

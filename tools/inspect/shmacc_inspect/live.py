@@ -28,24 +28,15 @@ RESIZED: Final = "resized"
 SUSPEND: Final = "suspend"
 CLOSED: Final = "closed"  # there will be no more keys
 _SEQUENCES: Final = {
-    b"\x1b[A": UP,
-    b"\x1bOA": UP,
-    b"\x1b[B": DOWN,
-    b"\x1bOB": DOWN,
-    b"\x1b[5~": PAGE_UP,
-    b"\x1b[6~": PAGE_DOWN,
-    b"\x1b[H": FIRST,
-    b"\x1bOH": FIRST,
-    b"\x1b[1~": FIRST,
-    b"\x1b[F": LAST,
-    b"\x1bOF": LAST,
-    b"\x1b[4~": LAST,
-}
+    b"\x1b[A": UP, b"\x1bOA": UP, b"\x1b[B": DOWN, b"\x1bOB": DOWN, b"\x1b[5~": PAGE_UP,
+    b"\x1b[6~": PAGE_DOWN, b"\x1b[H": FIRST, b"\x1bOH": FIRST, b"\x1b[1~": FIRST, b"\x1b[F": LAST,
+    b"\x1bOF": LAST, b"\x1b[4~": LAST,
+}  # fmt: skip
 _MOST: Final = 64  # bytes at a time
 _NOTICED: Final = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPEND}
 # Show the second screen, cleared, without a cursor, and without wrapping long lines.
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
-# Clear it first: some terminals keep what no longer fits after they were resized.
+# Clear the screen first: some terminals keep text that no longer fits after a resize.
 _LEAVE: Final = "\x1b[H\x1b[J\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME: Final = "\x1b[H"
 _CLEAR: Final = "\x1b[2J"
@@ -64,7 +55,7 @@ class Keys:
         self._before: list[Any] = []
         self._pending: list[str] = []
         self._old_handlers: dict[int, Any] = {}
-        # A signal's handler must end the `select` of `wait`, which Python would otherwise resume.
+        # Signal handlers must end the `select` of `wait`: otherwise Python would resume it.
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
@@ -93,7 +84,7 @@ class Keys:
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def wait(self, until: float) -> str | None:
-        """Return the next key, or None when that time (monotonic) has come."""
+        """Return the next key, or None at this time (monotonic)."""
         if not self._pending:
             watched = [self._woken] if self._fd is None else [self._woken, self._fd]
             ready, _, _ = select.select(watched, [], [], max(0.0, until - time.monotonic()))
@@ -151,7 +142,7 @@ class Picture:
         return page.Terminal.of_stdout(), max(1, height)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Draw these lines over the last ones, as far as there is room."""
+        """Draw these lines in place of the last ones, as far as they fit."""
         terminal, height = self.terminal()
         width = terminal.width or 0
         # A terminal that became narrower has wrapped its lines.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,9 +35,7 @@ def _run(arguments: list[str]) -> None:
     first = arguments[0] if arguments else ""
     if first in VERBS:
         asked = _parsed(first, arguments[1:])
-        namespace = asked.pop("namespace", None)
-        if namespace is not None:
-            _choose(namespace)
+        _choose(asked.pop("namespace", None))
         importlib.import_module(f"shmacc_inspect.verbs.{first}").run(**asked)
     elif first == HELP:
         _help(arguments[1:])
@@ -69,21 +66,20 @@ def _parsed(verb: str, arguments: list[str]) -> dict[str, Any]:
     return asked
 
 
-def _choose(namespace: str) -> None:
-    """Use this namespace, in place of the environment's."""
-    from shmacc import inspection  # only here: help must come at once
-    from shmacc.errors import InvalidArgumentError
+def _choose(namespace: str | None) -> None:
+    """Use this namespace, or (None) the environment's."""
+    from shmacc.errors import InvalidArgumentError  # only here: help must come at once
+    from shmacc_inspect import naming
 
-    os.environ[NAMESPACE_VARIABLE] = namespace
     try:
-        inspection.resolve("any")
+        naming.choose(namespace)
     except InvalidArgumentError as error:
         said = str(error).replace(NAMESPACE_VARIABLE, "--namespace", 1)
         raise failures.UsageError(said) from None
 
 
 def _help(verbs: list[str]) -> None:
-    """Print the help of a verb, or of all."""
+    """Print the help of one verb, or of all verbs."""
     if not verbs:
         top_parser().print_help()
     elif verbs[0] in VERBS and not verbs[1:]:

@@ -1,4 +1,4 @@
-"""Names as users type them, and as they are shown: a name that is shown is a name that works."""
+"""Names as users type them, and as they are shown: every name shown is accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from shmacc import inspection
 from shmacc.errors import InvalidArgumentError, NotFoundError
-from shmacc_inspect import formatting
+from shmacc_inspect import NAMESPACE_VARIABLE, formatting
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
@@ -25,43 +25,42 @@ _ALIKE: Final = 0.7  # names that are at least so similar are hints
 
 
 def typed_name(name: SegmentName) -> str:
-    """Return the name to type for a segment: its shared_name if that leads to it, else its file's.
+    """Return the name to type for a segment: its shared_name, RUN/NAME, or else its file's.
 
-    It does not if the segment is another namespace's, is damaged or was renamed, or if the
-    shared_name looks like the name of a file in /dev/shm, like an option, or like a glob.
+    The first of these that leads to it. A shared_name does not if the segment is another
+    namespace's, is damaged or was renamed, or if it looks like the name of a file in /dev/shm, like
+    a name in a run, like an option, or like a glob.
     """
-    text = name.shared_name
-    if text.startswith("-") or _is_glob_always(text):
-        return name.system_name
-    try:
-        leads_to = inspection.resolve(name.shared_name).system_name
-    except InvalidArgumentError:
-        return name.system_name
-    return name.shared_name if leads_to == name.system_name else name.system_name
+    for text in (name.shared_name, inspection.in_run(name)):
+        if text is not None and not text.startswith("-") and not _is_glob_always(text):
+            with contextlib.suppress(InvalidArgumentError):
+                if inspection.resolve(text).system_name == name.system_name:
+                    return text
+    return name.system_name
 
 
 def word(name: SegmentName) -> str:
-    """Return the name to type as one word, of which no shell, nor `xargs`, makes anything else."""
+    """Return the name to type as one word, which no shell, nor `xargs`, changes."""
     typed = typed_name(name)
     return typed if _WORD.fullmatch(typed) else name.system_name
 
 
 def cell(name: SegmentName, style: str = "bold") -> Cell:
-    """Return a cell that shows a name as it was given, unless a terminal cannot show it."""
-    typed = typed_name(name)
-    return Cell(typed if typed.isprintable() else name.system_name, style, word(name))
+    """Return a cell with the name to type: pasting it into a shell runs nothing."""
+    return Cell(word(name), style)
 
 
 def one(text: str) -> SegmentName | None:
     """Return the name that a text means; None: it is a glob, and means any number of them.
 
-    A text like `w[0]` is a name if there is a segment of this name. A text like `w*` is a glob in
-    any case: no segment keeps the others out of it.
+    A text like `w[0]` is a name if there is a segment of this name, and so is any text if
+    --namespace is a glob. A text like `w*` is a glob in any case: no segment keeps the others out
+    of it.
 
     Raises:
         InvalidArgumentError: The text cannot be a name.
     """
-    if "[" not in text and not _is_glob_always(text):
+    if "[" not in text and not _is_glob_always(text) and not in_many:
         return inspection.resolve(text)
     if not _is_glob_always(text):
         with contextlib.suppress(InvalidArgumentError):
@@ -74,14 +73,35 @@ def _is_glob_always(text: str) -> bool:
     return "*" in text or "?" in text
 
 
+in_many = ""  # the glob for namespaces that --namespace gave
+
+_OF_GLOBS: Final = frozenset("*?[")
+
+
+def choose(namespace: str | None) -> None:
+    """Use this namespace, or those that a glob matches, or (None) the environment's.
+
+    Raises:
+        InvalidArgumentError: The namespace is malformed.
+    """
+    global in_many  # noqa: PLW0603  it is this process's, as the environment is
+    in_many = ""
+    if namespace is not None and _OF_GLOBS.intersection(namespace):
+        in_many = namespace
+        os.environ.pop(NAMESPACE_VARIABLE, None)
+    elif namespace is not None:
+        os.environ[NAMESPACE_VARIABLE] = namespace
+        inspection.resolve("any")
+
+
 def scope(*, everywhere: bool) -> str | None:
-    """Return the namespace that globs, and verbs without a name, look at; None: all of them.
+    """Return the namespaces, or a glob, that globs and verbs without a name look at; None: all.
 
     Raises:
         InvalidArgumentError: The namespace is malformed.
     """
     own = inspection.resolve("any").namespace  # which also verifies it
-    return None if everywhere else own
+    return None if everywhere else in_many or own
 
 
 def select(
@@ -90,7 +110,7 @@ def select(
     """Return the segments of these names and globs, each once; without names, all in the scope.
 
     Raises:
-        NotFoundError: A name is not there, or no name matches a glob.
+        NotFoundError: A name is not there, or is a run's, or no name matches a glob.
         InvalidArgumentError: A text cannot be a name.
     """
     namespace = scope(everywhere=everywhere)
@@ -100,6 +120,8 @@ def select(
             names = inspection.list_names(text, namespace=namespace)
         else:
             names = inspection.list_names(name.system_name)
+        if not names and any(run.label == text for run in inspection.list_runs(namespace)):
+            raise NotFoundError(f"{text} is a run: its segments are '{text}/*'")
         if given and not names and not missing_ok:
             raise NotFoundError(_not_there(text))
         found |= {name.system_name: name for name in names}
@@ -131,7 +153,7 @@ def answers(
 
 
 def _exact(given: Iterable[str]) -> set[str]:
-    """Return the system names of the given texts that are no globs."""
+    """Return the system names of those given texts that are no globs."""
     return {name.system_name for name in map(one, given) if name is not None}
 
 
@@ -187,7 +209,10 @@ def _not_there(text: str) -> str:
 def _alike(text: str) -> list[str]:
     from difflib import get_close_matches  # late: only a wrong name needs it
 
-    names = inspection.list_names()
+    own = os.environ.get("SHMACC_NAMESPACE", "")  # its names first
+    names = sorted(
+        inspection.list_names(), key=lambda name: not (name.namespace or "").startswith(own)
+    )
     alike = get_close_matches(text, {name.shared_name for name in names}, _HINTS, _ALIKE)
     found = [word(name) for like in alike for name in names if name.shared_name == like]
     return found[:_HINTS]

@@ -299,16 +299,10 @@ class Metrics:
 
 
 ANSWERS: Final = {
-    "list": (SegmentList,),
-    "show": (Shown, NotShown),
-    "watch": (Interval,),
-    "check": (Findings,),
-    "clean": (Cleaning,),
-    "remove": (Removal,),
-    "cancel": (Cancelling,),
-    "wait": (Waiting,),
+    "list": (SegmentList,), "show": (Shown, NotShown), "watch": (Interval,), "check": (Findings,),
+    "clean": (Cleaning,), "remove": (Removal,), "cancel": (Cancelling,), "wait": (Waiting,),
     "metrics": (Metrics,),
-}
+}  # fmt: skip
 
 
 def descriptions(record: type) -> dict[str, str]:

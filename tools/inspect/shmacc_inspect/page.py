@@ -26,16 +26,10 @@ _USUAL_WIDTH: Final = 80  # if a terminal does not tell its width
 _LEAST_WIDTH: Final = 20  # for the text of a field
 _IN_ASCII: Final = str.maketrans("█░▁▂▃▄▅▆▇…▶↑↓", "#._.:-=+*~>^v")
 _PARTS: Final = re.compile(r"(\x1b\[[0-9;]*m)")
-_STYLES: Final = {  # SGR parameters
-    "bold": 1,
-    "dim": 2,
-    "reverse": 7,
-    "red": 31,
-    "green": 32,
-    "yellow": 33,
-    "magenta": 35,
+_STYLES: Final = {
+    "bold": 1, "dim": 2, "reverse": 7, "red": 31, "green": 32, "yellow": 33, "magenta": 35,
     "cyan": 36,
-}
+}  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -56,12 +50,13 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        title: Its heading.
+        title: The column's heading.
         cell: Called with a row's record; returns its text, or cell.
         right: Whether it is aligned on the right, as numbers are.
         rank: On a narrow terminal, columns of the highest rank are left out first; 0: never.
         least: Its cells may be shortened to so many characters before columns are left out; 0:
             never.
+        whole: Whether its cells are never shortened: they are pasted.
     """
 
     title: str
@@ -69,6 +64,7 @@ class Column(NamedTuple):
     right: bool = False
     rank: int = 0
     least: int = 0
+    whole: bool = False
 
 
 class Table(NamedTuple):
@@ -166,7 +162,7 @@ def write_line(text: str) -> None:
 
 
 def lines(element: Element, terminal: Terminal) -> list[str]:
-    """Return an element as lines."""
+    """Return an element of the page as lines of text."""
     match element:
         case Cell():
             return [paint(element, terminal)]
@@ -255,8 +251,8 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
 
     Columns are shortened first, down to their least width; then columns are left out, the highest
     rank first, at last those without any value; then the remaining room is given back to the
-    shortened ones. If the others need more than the width, the widest are shortened: nobody can
-    read a table whose lines go on in the next.
+    shortened ones. If the others need more than the width, the widest are shortened, but for whole
+    ones: nobody can read a table whose lines go on in the next.
     """
     natural = {
         i: max([len(column.title), *(len(row[i].text or EMPTY) for row in table.rows)])
@@ -276,9 +272,10 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
             break
         kept.remove(worst)
     widths = dict(least)
-    while _total(kept, widths) > width and max(widths[i] for i in kept) > 1:
-        widths[max(kept, key=widths.__getitem__)] -= 1
-    room = width - _total(kept, widths)
+    cut = [i for i in kept if not table.columns[i].whole]
+    while _total(kept, widths) > width and max((widths[i] for i in cut), default=0) > 1:
+        widths[max(cut, key=widths.__getitem__)] -= 1
+    room = max(0, width - _total(kept, widths))
     for i in kept:
         more = max(0, min(room, natural[i] - widths[i]))
         widths[i] += more

@@ -60,7 +60,7 @@ class Course:
     """A watched segment: its last description, and the intervals between earlier ones.
 
     Attributes:
-        name: Its name.
+        name: The segment's name.
         seen: The last description; None if it could not be read.
         intervals: The remembered intervals, the latest last.
     """

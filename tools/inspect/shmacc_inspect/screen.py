@@ -145,7 +145,7 @@ def _segment_columns(courses: list[Course], place: int, *, both: bool) -> list[C
 
     return [
         Column("", mark, right=True),
-        Column("NAME", name, least=12),
+        Column("NAME", name, whole=True),
         Column("STEP", summed_up("global_step"), right=True, rank=1),
         Column("ROUND", _round, rank=2),
         Column("WAITED", _waited, right=True, rank=4),
@@ -211,7 +211,7 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
         for label, rate, say in _LINES:
             yield _history(label, [getattr(each, rate) for each in course.intervals], terminal, say)
     yield ""
-    # Many processes leave room for some events, few processes for all.
+    # Many processes leave room for some events only, few processes for all.
     kept = min(_LEAST_EVENTS, len(seen.events)) + _EVENT_HEAD_LINES if seen.events else 0
     if room - kept < _LEAST_LINES:
         kept = 0
@@ -295,17 +295,12 @@ def _process_columns(now: Interval, seen: Description) -> list[Column]:
 
     of_gradients = [
         Column("THIS ROUND", this_round),
-        Column("DOING", lambda of: of.activity, rank=1),
-        Column("CONDITION", condition, rank=3),
+        Column("DOING", lambda of: of.activity, rank=1), Column("CONDITION", condition, rank=3),
         Column("APPLIED", lambda of: str(of.applied), right=True, rank=2),
-        Column(
-            "DROPPED",
-            lambda of: Cell(str(of.dropped), "yellow" if of.dropped else ""),
-            right=True,
-            rank=4,
-        ),
+        Column("DROPPED", lambda of: Cell(str(of.dropped), "yellow" if of.dropped else ""),
+            right=True, rank=4),
         Column("TOOK", lambda of: str(of.taken), right=True, rank=5),
-    ]
+    ]  # fmt: skip
     return [
         Column("PID", lambda of: Cell(of.pid_label, "bold"), right=True),
         *([Column("CONDITION", condition)] if seen.summary.is_arrays else of_gradients),

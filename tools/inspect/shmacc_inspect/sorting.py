@@ -10,20 +10,14 @@ if TYPE_CHECKING:
     from shmacc.inspection import Summary
     from shmacc_inspect.output import Interval
 
-_STATES: Final = (  # unusable segments first, finished ones last
-    "damaged",
-    "other version",
-    "not ours to read",
-    "gone",
-    "orphaned",
-    "starting",
-    "sound",
+_STATES: Final = (
+    "damaged", "other version", "not ours to read", "gone", "orphaned", "starting", "sound",
     "finished",
-)
+)  # fmt: skip
 
 
 def urgency(one: Summary | Interval) -> tuple[bool, bool, int]:
-    """Return a sort key: what stands still comes first, then what perhaps does."""
+    """Return a sort key: segments that stand still come first, then those that perhaps do."""
     return not one.stalls, one.suspected is None, _STATES.index(one.state)
 
 
@@ -38,26 +32,17 @@ def _name(of: Summary | Interval) -> str:
 
 
 SORTS: Final[dict[str, Callable[[Interval], Any]]] = {
-    "state": urgency,
-    "name": _name,
-    "waited": _most("waited"),
-    "behind": lambda now: -len(now.stragglers),
-    "lock": _most("lock_held"),
-    "rate": _most("gradients_per_second"),
-    "drops": _most("drops_per_second"),
+    "state": urgency, "name": _name, "waited": _most("waited"),
+    "behind": lambda now: -len(now.stragglers), "lock": _most("lock_held"),
+    "rate": _most("gradients_per_second"), "drops": _most("drops_per_second"),
     "gradients": lambda now: _most("num_accumulated")(now.summary),
     "step": lambda now: _most("global_step")(now.summary),
-}
+}  # fmt: skip
 
 
 SORTS_OF_LIST: Final[dict[str, Callable[[Summary], Any]]] = {
-    "name": _name,
-    "state": urgency,
-    "step": _most("global_step"),
-    "gradients": _most("num_accumulated"),
-    "rows": _most("rows"),
-    "bytes": _most("bytes_reserved"),
+    "name": _name, "state": urgency, "step": _most("global_step"),
+    "gradients": _most("num_accumulated"), "rows": _most("rows"), "bytes": _most("bytes_reserved"),
     "attached": _most("attached_alive"),
-    "waiting": lambda of: -len(of.waiting_for or ()),
-    "age": lambda of: of.created,
-}
+    "waiting": lambda of: -len(of.waiting_for or ()), "age": lambda of: of.created,
+}  # fmt: skip

@@ -1,6 +1,6 @@
 """The command's entry: what concerns the process as a whole, before anything slow is imported."""
 
-# Not `signal`, nor `typing`: importing either takes longer than all else that happens before Ctrl-C
+# Do not import `signal` or `typing`: that takes longer than all else that happens before Ctrl-C
 # is handled.
 import _signal  # type: ignore[import-not-found]
 import os
@@ -28,7 +28,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 def main() -> int:
     """Run the command line of this process; return its exit status."""
-    # Let `shmacc-inspect list | head` end as other tools do.
+    # `shmacc-inspect list | head` must end as other tools do: by SIGPIPE.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _fill_closed_streams()
     if hasattr(sys.stdout, "reconfigure"):
@@ -67,6 +67,6 @@ def _flushed(status: int) -> int:
         if status == 0:
             print(f"shmacc-inspect: stdout: {error.strerror}", file=sys.stderr)
             status = _FAILED
-        # Python flushes once more when it ends, which must not fail.
+        # Python flushes stdout again when it ends; that flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status

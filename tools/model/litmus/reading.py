@@ -1,4 +1,4 @@
-"""Reads litmus tests from their files: a program, its forbidden outcome, its broken variants."""
+"""Reads the litmus tests: for each a program, its forbidden outcome, its broken variants."""
 
 import hashlib
 import re
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+TESTS = HERE / "tests.litmus"
 
-_VARIANT = re.compile(r"^// (BROKEN_\w+) \(([^)]+)\): ")
+_VARIANT = re.compile(r"^// (BROKEN_\w+) \(([^)]+)\): ", re.MULTILINE)
 _MARK = re.compile(r"([-+])(BROKEN_\w+)")
 
 
@@ -16,8 +17,8 @@ _MARK = re.compile(r"([-+])(BROKEN_\w+)")
 class Thread:
     """One process of a test: the words that it uses, and its statements."""
 
-    words: tuple[str, ...]
-    code: tuple[str, ...]
+    words: list[str]
+    code: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +33,26 @@ class Variant:
 class Litmus:
     """A test."""
 
-    name: str  # the file's, without the suffix
-    source: str  # the file's text
-
-    @property
-    def digest(self) -> str:
-        """A hash that tells whether results belong to this text of the file."""
-        return hashlib.sha256(self.source.encode()).hexdigest()[:12]
+    name: str
+    source: str  # its lines after the name
 
     @property
     def variants(self) -> tuple[Variant, ...]:
         """The test as it is, then each way in which it is broken."""
-        broken = (_VARIANT.match(line) for line in self.source.splitlines())
-        return (
-            Variant("", ()),
-            *(Variant(is_[1], tuple(is_[2].split(", "))) for is_ in broken if is_),
+        broken = (
+            Variant(name, tuple(of.split(", "))) for name, of in _VARIANT.findall(self.source)
         )
+        return (Variant("", ()), *broken)
 
     @property
     def streams(self) -> bool:
         """Whether it has stores past the caches; only one model knows these."""
-        return "memory_order_streamed" in self.source
+        return " streamed" in self.source
 
     @property
-    def initially(self) -> dict[str, str]:
-        """Words that are not 0 at first."""
-        found = re.search(r"^\{(.*)\}$", self.source, re.MULTILINE)
-        return dict(re.findall(r"(\w+)=(\d+);", found[1] if found else ""))
+    def initially(self) -> list[str]:
+        """Words that are not 0 at first, as `word=value`."""
+        return re.findall(r"\w+=\d+", self.source.partition("\nP0")[0].partition("\ninitially ")[2])
 
     @property
     def outcome(self) -> str:
@@ -79,7 +73,13 @@ class Litmus:
 
 def read_all() -> list[Litmus]:
     """All tests, by name."""
-    return [Litmus(path.stem, path.read_text()) for path in sorted(HERE.glob("*.litmus"))]
+    _, *parts = re.split(r"^# (\w+)\n", TESTS.read_text(), flags=re.MULTILINE)
+    return [Litmus(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def digest() -> str:
+    """Return a hash that tells whether the tests are those that herd7 has checked."""
+    return hashlib.sha256(TESTS.read_bytes()).hexdigest()[:12]
 
 
 def _stands_in(variant: str, line: str) -> bool:
@@ -90,12 +90,11 @@ def _stands_in(variant: str, line: str) -> bool:
 
 
 def _threads(lines: list[str]) -> list[Thread]:
-    text = "\n".join(line.partition("//")[0].rstrip() for line in lines)
-    processes = re.findall(r"^P\d \(([^)]*)\) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
-    return [
-        Thread(
-            tuple(re.findall(r"atomic_int\* (\w+)", words)),
-            tuple(line.strip() for line in body.splitlines() if line.strip()),
-        )
-        for words, body in processes
-    ]
+    threads: list[Thread] = []
+    for line in lines:
+        statement = line.partition("//")[0].strip()
+        if re.match(r"P\d ", line):
+            threads.append(Thread(statement.split()[1:], []))
+        elif line.startswith("  ") and statement:
+            threads[-1].code.append(statement)
+    return threads

@@ -4,12 +4,30 @@ import re
 
 from reading import Litmus, Thread
 
-_STORE = re.compile(r"atomic_store_explicit\((\w+), (\d+), memory_order_(\w+)\);")
-_LOAD = re.compile(r"int r(\d) = atomic_load_explicit\((\w+), memory_order_(\w+)\);")
-_EXCHANGE = re.compile(
-    r"int r(\d) = atomic_exchange_explicit\((\w+), (\d+), memory_order_acq_rel\);"
-)
-_FENCE = re.compile(r"atomic_thread_fence\(memory_order_(\w+)\);")
+
+class C:
+    """Writes one process's statements in C."""
+
+    @staticmethod
+    def store(word: str, value: str, order: str) -> list[str]:
+        """Return a store."""
+        return [f"atomic_store_explicit({word}, {value}, memory_order_{order});"]
+
+    @staticmethod
+    def load(register: str, word: str, order: str) -> list[str]:
+        """Return a load."""
+        return [f"int r{register} = atomic_load_explicit({word}, memory_order_{order});"]
+
+    @staticmethod
+    def exchange(register: str, word: str, value: str) -> list[str]:
+        """Return an exchange, which acquires and releases."""
+        exchanged = f"atomic_exchange_explicit({word}, {value}, memory_order_acq_rel)"
+        return [f"int r{register} = {exchanged};"]
+
+    @staticmethod
+    def fence(order: str) -> list[str]:
+        """Return a fence."""
+        return [f"atomic_thread_fence(memory_order_{order});"]
 
 
 class AArch64:
@@ -33,12 +51,12 @@ class AArch64:
         return f"X1{number}"
 
     def store(self, word: str, value: str, order: str) -> list[str]:
-        """STR or STLR."""
+        """Return a store: STR or STLR."""
         store = {"relaxed": "STR", "release": "STLR"}[order]
         return [f"MOV W9,#{value}", f"{store} W9,[{self._address[word]}]"]
 
     def load(self, register: str, word: str, order: str) -> list[str]:
-        """LDR or LDAR."""
+        """Return a load: LDR or LDAR."""
         load = {"relaxed": "LDR", "acquire": "LDAR"}[order]
         return [f"{load} W1{register},[{self._address[word]}]"]
 
@@ -66,7 +84,7 @@ class X86:
 
     def __init__(self, thread: Thread) -> None:
         # The value of a streamed store must be in a register.
-        streams = any("memory_order_streamed" in statement for statement in thread.code)
+        streams = any(statement.endswith(" streamed") for statement in thread.code)
         self.at_first = ["rsi=1"] if streams else []
         self.succeeded: list[str] = []
 
@@ -94,11 +112,11 @@ class X86:
 
 
 def as_c(litmus: Litmus, threads: list[Thread]) -> str:
-    """Return the C program, without comments and without other variants' lines."""
+    """Return the program in herd7's C."""
     lines = [f"C {litmus.name}", "{ " + _values(litmus) + " }"]
     for number, thread in enumerate(threads):
         words = ", ".join(f"atomic_int* {word}" for word in thread.words)
-        lines += [f"P{number} ({words}) {{", *thread.code, "}"]
+        lines += [f"P{number} ({words}) {{", *_translated(C(), thread), "}"]
     return "\n".join([*lines, f"exists {litmus.outcome}", ""])
 
 
@@ -109,8 +127,7 @@ def as_assembly(litmus: Litmus, threads: list[Thread], language: type[AArch64 | 
     columns = []
     for number, thread in enumerate(threads):
         writer = language(thread)
-        code = [line for statement in thread.code for line in _translate(writer, statement)]
-        columns.append([f"P{number}", *code])
+        columns.append([f"P{number}", *_translated(writer, thread)])
         initially += [f"{number}:{value};" for value in writer.at_first]
         condition += [f"{number}:{value}" for value in writer.succeeded]
     longest = max(map(len, columns))
@@ -130,16 +147,21 @@ def as_assembly(litmus: Litmus, threads: list[Thread], language: type[AArch64 | 
 
 
 def _values(litmus: Litmus) -> str:
-    return " ".join(f"{word}={value};" for word, value in litmus.initially.items())
+    return " ".join(f"{value};" for value in litmus.initially)
 
 
-def _translate(writer: AArch64 | X86, statement: str) -> list[str]:
-    if found := _STORE.fullmatch(statement):
-        return writer.store(found[1], found[2], found[3])
-    if found := _LOAD.fullmatch(statement):
-        return writer.load(found[1], found[2], found[3])
-    if found := _EXCHANGE.fullmatch(statement):
-        return writer.exchange(found[1], found[2], found[3])
-    if found := _FENCE.fullmatch(statement):
-        return writer.fence(found[1])
-    raise ValueError(f"not a statement that can be translated: {statement}")
+def _translated(writer: C | AArch64 | X86, thread: Thread) -> list[str]:
+    lines = []
+    for statement in thread.code:
+        match statement.split():
+            case ["store", word, value, order]:
+                lines += writer.store(word, value, order)
+            case [register, "=", "load", word, order]:
+                lines += writer.load(register[1:], word, order)
+            case [register, "=", "exchange", word, value]:
+                lines += writer.exchange(register[1:], word, value)
+            case ["fence", order]:
+                lines += writer.fence(order)
+            case _:
+                raise ValueError(f"not a statement that can be translated: {statement}")
+    return lines

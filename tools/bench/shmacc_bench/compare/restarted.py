@@ -24,7 +24,7 @@ class Restarted:
     def __init__(
         self, roles: Iterable[int], play: Callable[..., None], *arguments: object, together: bool
     ) -> None:
-        """Start a process for each role, which calls ``play(role, *arguments)``.
+        """Start a process for each role; it calls ``play(role, *arguments)``.
 
         With ``together``, the death of one ends the others too, and all are started again.
         """
@@ -51,7 +51,7 @@ class Restarted:
         return None
 
     def kill(self, victim: int) -> None:
-        """Kill the process of a worker or the chief, whoever has started it."""
+        """Kill the process of a worker or the chief, whichever process has started it."""
         if victim in self._processes:
             pid = self._processes[victim].pid or 0
         else:  # the chief has started the workers: take the one that computed most

@@ -40,13 +40,10 @@ class Family:
 _WIDE: Final = Workload("sparse", 50_000, 64)
 _NARROW: Final = Workload("sparse", 100_000, 1)
 _APPLY: Final[Mapping[Workload, Goals]] = {
-    Workload("sparse", 10, 64): {TORCH: 0.25},
-    Workload("sparse", 1_000, 64): {TORCH: 1.0},
-    Workload("sparse", 10_000, 64): {ADD: 2.2},
-    _WIDE: {ADD: 1.5, LOCAL: 1 / 3.2},
-    Workload("sparse", 50_000, 8): {TORCH: 0.4},
-    _NARROW: {TORCH: 1.3},
-}
+    Workload("sparse", 10, 64): {TORCH: 0.25}, Workload("sparse", 1_000, 64): {TORCH: 1.0},
+    Workload("sparse", 10_000, 64): {ADD: 2.2}, _WIDE: {ADD: 1.5, LOCAL: 1 / 3.2},
+    Workload("sparse", 50_000, 8): {TORCH: 0.4}, _NARROW: {TORCH: 1.3},
+}  # fmt: skip
 _ROUND: Final[Goals] = {LOCAL: 1 / 3, SERVER: 1 / 10, TORCH: 1.0}
 FAMILIES: Final = (
     Family("Apply", timing.APPLY, _APPLY, tuple(COLUMNS)),

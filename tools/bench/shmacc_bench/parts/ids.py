@@ -17,14 +17,19 @@ Pair = tuple[float, float]
 _ROWS: Final = 1_000_000
 _WIDTH: Final = 64
 _READ, _NUMBERS_READ, _UPDATED = 50_000, 100_000, 30_000  # ids at a time
-_GOALS: Final = {"read": 1.5, "number": 0.5, "update": 1.4, "new": 2.5, "grow": 3.0, "bytes": 190}
+_GOALS: Final = {
+    "read": 1.5, "number": 0.5, "update": 1.4, "new": 2.5, "grow": 3.0, "bytes": 190,
+    "constrained": 1.25,
+}  # fmt: skip
 
 
 class _Trained:
     """Parameters with one member, and the group of its gradients; both private."""
 
-    def __init__(self, stack: ExitStack, contents: Any) -> None:
-        optimizer = optim.Adagrad(0.05)
+    def __init__(
+        self, stack: ExitStack, contents: Any, constraint: optim.Constraint | None = None
+    ) -> None:
+        optimizer = optim.Adagrad(0.05, constraint=constraint)
         self.params = stack.enter_context(Parameters({"it": contents}, optimizer=optimizer))
         specs = self.params.member_specs(["it"])
         self.group = stack.enter_context(AccumulatorGroup(specs))
@@ -82,6 +87,15 @@ def _measured(
         fresh = 2**62 + np.arange(turns * _UPDATED).reshape(turns, -1)
         new = [(mine.update(some), pair[0]) for some, pair in zip(fresh, there, strict=True)]
         yield "new", f"the same of {_UPDATED:,} new ids", "of ids that are there", new
+
+        for constraint in optim.UnitNorm(), optim.MaxNorm(1.0), optim.Clip(-0.1, 0.1):
+            bound = _Trained(stack, array, constraint)
+            pairs = []
+            for _ in range(turns):
+                at = np.sort(random.choice(_ROWS, _UPDATED, replace=False))
+                pairs.append((bound.update(at), theirs.update(at)))
+            what = f"Adagrad's update of an array's {_UPDATED:,} rows, {constraint}"
+            yield "constrained", what, "without", pairs
     try:
         import pandas as pd
     except ImportError:

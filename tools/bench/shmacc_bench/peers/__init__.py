@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from shmacc_bench.workload import Gradient, Workload
 
 PEERS: Final[Mapping[str, tuple[str, str]]] = {
-    "shmacc": ("shmacc_peer", "ShmaccPeer"),
-    "tf-local": ("tensorflow_peers", "LocalPeer"),
-    "tf-server": ("tensorflow_peers", "ServerPeer"),
-    "torch": ("torch_peers", "TorchPeer"),
-    "torch-1": ("torch_peers", "OneThreadPeer"),
-    "numpy": ("numpy_peers", "NumpyPeer"),
+    "shmacc": ("shmacc_peer", "ShmaccPeer"), "tf-local": ("tensorflow_peers", "LocalPeer"),
+    "tf-server": ("tensorflow_peers", "ServerPeer"), "torch": ("torch_peers", "TorchPeer"),
+    "torch-1": ("torch_peers", "OneThreadPeer"), "numpy": ("numpy_peers", "NumpyPeer"),
     "np.add": ("numpy_peers", "AddLimit"),
-}
+}  # fmt: skip
 """Name: module and class. `np.add` is no accumulator: its time is a lower limit."""
 
 Taken = tuple[NDArray[np.int64] | None, NDArray[Any]]

@@ -52,7 +52,7 @@ class NumpyPeer(Peer):
                 mean = self.table / self.counts
                 self.table[...] = self.counts[...] = 0
                 return None, mean
-            # The comparison saves more than it costs: NumPy finds True much faster than not-0.
+            # Comparing saves time: NumPy finds True much faster than it finds numbers other than 0.
             touched = np.flatnonzero(self.counts != 0)
             mean = self.table[touched] / self.counts[touched, None]
             self.table[touched] = 0
@@ -82,4 +82,4 @@ class AddLimit(Peer):
         np.add(self.target, prepared.values, out=self.target)
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Do nothing: nothing is shared."""

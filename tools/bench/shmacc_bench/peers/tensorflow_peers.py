@@ -6,7 +6,7 @@ from typing import Any
 from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.processes import CONTEXT
 
-# Before the import, which would print otherwise.
+# Set this before the import, which would print otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

@@ -43,7 +43,7 @@ def _unfit(summary: Summary) -> str:
 
 
 def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
-    """Return the answer, or an error: other segments' takes must be cancelled all the same."""
+    """Return the answer or an error, so that other segments' takes are still cancelled."""
     name = summary.name.system_name
     cancel = inspection.cancel  # import it before Ctrl-C may raise
     try:

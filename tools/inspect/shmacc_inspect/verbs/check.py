@@ -12,9 +12,9 @@ from shmacc_inspect.output import Findings, to_json
 from shmacc_inspect.page import Cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-    from shmacc.inspection import Finding
+    from shmacc.inspection import Finding, SegmentName
 
 _NAMED: Final = 5  # at most this many segments with the same finding are named
 
@@ -27,7 +27,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     for name in names or ["*"]:
         if naming.one(name) is None:
             found_here = inspection.check_all(name, namespace=namespace)
-            # The glob may match only what is left of removed segments, which is no error.
+            # The glob may match only leftovers of removed segments; that is no error.
             if names and not found_here:
                 naming.select([name], everywhere=everywhere)
             checked.update(inspection.list_names(name, namespace=namespace))
@@ -42,25 +42,34 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
     findings = list(found)
     wrong = sum(finding.severity == inspection.Severity.WRONG for finding in findings)
     not_compared = sum(finding.kind == "not_compared" for finding in findings)
-    not_read = sum(finding.kind == "unreadable" for finding in findings)
-    answer = Findings(
-        len(checked) - not_read, not_read, not_compared, wrong, len(findings) - wrong, findings
-    )
+    unread = {finding.subject for finding in findings if finding.kind == "unreadable"}
+    read = sum(name.system_name not in unread for name in checked)  # runs' records do not count
+    answer = Findings(read, len(unread), not_compared, wrong, len(findings) - wrong, findings)
     if json:
         print(to_json(answer))
     else:
         page.show(_elements(answer, quiet=quiet))
-        verdict = f"{wrong} wrong" if wrong else "nothing wrong"
+        verdict = f"{wrong} wrong" if wrong else "nothing wrong" if checked else "nothing to check"
         notes = f", {formatting.count_of(answer.notes, 'note')}" if answer.notes else ""
         if not_compared:
             verdict += f", {not_compared} could not be compared"
         segments = formatting.count_of(answer.checked, "segment")
-        unread = f", {not_read} could not be read: NOT checked" if not_read else ""
-        page.write_line(f"{segments} checked: {verdict}{notes}{unread}")
+        missed = f", {len(unread)} could not be read: NOT checked" if unread else ""
+        missed += "" if names else _aside(namespace, checked)
+        page.write_line(f"{segments} checked: {verdict}{notes}{missed}")
     if wrong:
         failures.end(failures.WRONG_OR_FAILED)
-    if not_read or not_compared:  # no fault, but not known to be right either
+    if unread or not_compared:  # no fault, but not known to be right either
         failures.end(failures.NOT_READ)
+
+
+def _aside(namespace: str | None, checked: Collection[SegmentName]) -> str:
+    """Say how many segments were not checked: their namespaces look like runs', but are none."""
+    if not namespace:
+        return ""
+    aside = set(inspection.list_names(namespace=f"{namespace}.*")).difference(checked)
+    where = f"in namespaces {namespace}.*, not in its runs"
+    return f"; NOT checked: {len(aside)} {where}" if aside else ""
 
 
 def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
@@ -72,14 +81,14 @@ def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
         word, style = ("note ", "cyan") if is_note else ("WRONG", "bold red")
         problem = formatting.printable(finding.problem)
         yield Cell(f"{word}  {finding.subject}: {problem}", style)
-        # Findings that follow each other and have one remedy: print it once, below the last.
+        # Print the remedy of successive findings that share it once, below the last of them.
         if after is None or _advice(after) != _advice(finding):
             command = f": {finding.command}" if finding.command else ""
             yield Cell(f"       do: {finding.remedy}{command}")
 
 
 def _gathered(found: list[Finding]) -> list[Finding]:
-    """Merge findings that say the same of different segments."""
+    """Merge equal findings about different segments."""
     same: dict[Finding, list[Finding]] = {}
     for finding in found:
         remedy = finding.remedy.replace(finding.subject, "NAME")

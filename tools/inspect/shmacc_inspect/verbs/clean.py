@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shmacc.inspection import Leftover
 
 _COLUMNS: Final = (
-    Column("WOULD REMOVE", lambda of: Cell(of.file_name, "bold"), least=24),
+    Column("WOULD REMOVE", lambda of: Cell(of.file_name, "bold"), whole=True),
     Column("MEMORY", lambda of: page.size(of.bytes_reserved), right=True, rank=2),
     Column("UNUSED", lambda of: page.duration(of.idle), right=True, rank=1),
     Column("WHY", lambda of: of.why, least=24),
@@ -43,7 +43,7 @@ def _leftovers(
     """List the leftovers of these names and globs. A glob without a match is no failure.
 
     Raises:
-        NotFoundError: Nothing has a name that was given without wildcards.
+        NotFoundError: A name was given without wildcards, and nothing has it.
     """
     namespace = naming.scope(everywhere=everywhere)
     found: dict[str, Leftover] = {}

@@ -18,18 +18,13 @@ if TYPE_CHECKING:
 
 _MENTIONED: Final = 0.01  # of all shared memory: other files that use more are mentioned
 STATE_STYLES: Final = {
-    "sound": "green",
-    "finished": "cyan",
-    "starting": "cyan",
-    "orphaned": "yellow",
-    "damaged": "bold red",
-    "other version": "magenta",
-    "not ours to read": "dim",
-}
+    "sound": "green", "finished": "cyan", "starting": "cyan", "orphaned": "yellow",
+    "damaged": "bold red", "other version": "magenta", "not ours to read": "dim",
+}  # fmt: skip
 
 
 def _rows(summary: Summary) -> str:
-    """Return how many rows there are; empty for kinds without. Parameters may have tables."""
+    """Return how many rows a segment has; empty for kinds without rows."""
     return formatting.known(summary.rows) if summary.kind in {"sparse", "parameters"} else ""
 
 
@@ -38,14 +33,14 @@ def _dead(summary: Summary) -> Cell:
 
 
 def causes(of: Summary | Interval) -> Cell:
-    """Return in a word each why a segment stands still; with a question mark if it perhaps does."""
+    """Return why a segment stands still, a word each; with a question mark if suspected."""
     if of.stalls or of.suspected is None:
         return Cell(",".join(stall.kind for stall in of.stalls), "bold red")
     return Cell(f"{of.suspected.kind}?", "yellow")
 
 
 COLUMNS: Final = (
-    Column("NAME", lambda of: naming.cell(of.name), least=16),
+    Column("NAME", lambda of: naming.cell(of.name), whole=True),
     Column("KIND", lambda of: of.kind or "", rank=10),
     Column("DTYPE", lambda of: of.dtype or "", rank=9),
     Column("SHAPE", lambda of: formatting.shape(of.shape) if of.dtype else "", rank=8),
@@ -100,6 +95,8 @@ def run(
         _tell_what_is_left_out(table)
     else:
         page.write_line("no such segments" if found or names else "no segments")
+    if not (names or json or quiet):
+        _tell_of_runs(found, naming.scope(everywhere=everywhere))
     unread = sum(summary.state is inspection.SegmentState.UNREADABLE for summary in found)
     if stalled and unread:
         page.write_line(f"{formatting.count_of(unread, 'segment')} could not be read: look as root")
@@ -122,6 +119,14 @@ def _fullness(space: inspection.Space, removed: int) -> str:
             "(`check -A` names them)"
         )
     return text
+
+
+def _tell_of_runs(found: list[Summary], scope: str | None) -> None:
+    """Name the runs that no row shows: their processes may have imported nothing yet."""
+    shown = {summary.name.namespace for summary in found}
+    for run in inspection.list_runs(scope):
+        if run.namespace not in shown:
+            page.write_line(f"no segments yet: run {run.label}, pid {run.pid}: {run.state}")
 
 
 def _tell_what_is_left_out(table: Table) -> None:

@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from shmacc import inspection
 from shmacc_inspect import failures, gauges, interrupts, naming, page
 from shmacc_inspect.output import Metrics, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shmacc.inspection import SegmentName
+    from shmacc.inspection import Run, SegmentName
+
+    Watched = tuple[list[SegmentName], list[Run]]
 
 _FILE_MODE: Final = 0o644
 _HIGHEST_PORT: Final = 65535
@@ -35,11 +38,11 @@ def run(
     """Run the verb."""
     if json and (listen or output):
         raise failures.UsageError("--json goes to stdout only")
-    # A name that does not exist now is an error; later it may come and go.
+    # A name that does not exist now is an error; later, its segment may come and go.
     naming.select(names, everywhere=everywhere)
-    watched = partial(naming.select, names, everywhere=everywhere, missing_ok=True)
+    watched = partial(_watched, names, everywhere=everywhere)
     if json:
-        print(to_json(Metrics(list(gauges.gather(watched())))))
+        print(to_json(Metrics(list(gauges.gather(*watched())))))
     elif listen is not None:
         registry, (address, port) = _registry(watched), _parse(listen, insecure=insecure)
         with interrupts.raised():
@@ -58,13 +61,21 @@ def run(
         print(text.decode(), end="")
 
 
-def _text(exposition: str, watched: Callable[[], list[SegmentName]]) -> bytes:
+def _watched(names: list[str], *, everywhere: bool) -> Watched:
+    """Return the existing segments, and the runs; with names, only theirs."""
+    segments = naming.select(names, everywhere=everywhere, missing_ok=True)
+    runs = inspection.list_runs(None if names else naming.scope(everywhere=everywhere))
+    of_segments = {name.namespace for name in segments}
+    return segments, [run for run in runs if not names or run.namespace in of_segments]
+
+
+def _text(exposition: str, watched: Callable[[], Watched]) -> bytes:
     registry = _registry(watched)  # first: it reports a missing prometheus_client
     text: bytes = importlib.import_module(exposition).generate_latest(registry)
     return text
 
 
-def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
+def _registry(watched: Callable[[], Watched]) -> Any:
     try:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
         from prometheus_client.registry import Collector, CollectorRegistry
@@ -79,7 +90,7 @@ def _registry(watched: Callable[[], list[SegmentName]]) -> Any:
 
         def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
             families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
-            for metric in gauges.gather(watched()):
+            for metric in gauges.gather(*watched()):
                 family = families[metric.type](metric.name, metric.help)
                 for sample in metric.samples:
                     family.add_sample(sample.name, sample.labels, sample.value)
@@ -107,7 +118,7 @@ def _write(path: Path, text: bytes) -> None:
         raise failures.UsageError(
             f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
         )
-    # Do not create it, nor make it the controlling terminal.
+    # Do not create the file, and do not make a terminal the controlling one.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
         file.write(text)
 

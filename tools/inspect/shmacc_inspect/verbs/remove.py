@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shmacc import inspection
-from shmacc.errors import NotFoundError, PermissionDeniedError, ShmaccError
+from shmacc.errors import FailedPreconditionError, NotFoundError, PermissionDeniedError, ShmaccError
 from shmacc.inspection import SegmentState
 from shmacc_inspect import failures, formatting, naming, page
 from shmacc_inspect.output import Removal, to_json
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: bool) -> None:
     """Run the verb."""
-    plan = list(naming.answers(names, partial(_planned, force=force), everywhere=everywhere))
+    chosen = {name.system_name for name in naming.select(names, everywhere=everywhere)}
+    plans = partial(_planned, force=force, beside=chosen)
+    plan = list(naming.answers(names, plans, everywhere=everywhere))
     refused = any(planned.refused for planned, _ in plan)
     for planned, is_forcible in plan:
-        answer = _carried_out(planned, force=force) if yes and not refused else planned
+        answer = (
+            _carried_out(planned, force=force, beside=chosen) if yes and not refused else planned
+        )
         if json:
             print(to_json(answer))
         else:
@@ -34,16 +38,19 @@ def run(*, names: list[str], yes: bool, force: bool, everywhere: bool, json: boo
         page.write_line("nothing was removed; --yes removes it")
 
 
-def _planned(summary: Summary, *, force: bool) -> tuple[Removal, bool]:
+def _planned(summary: Summary, *, force: bool, beside: set[str]) -> tuple[Removal, bool]:
     """Return the planned removal, and whether --force would allow it if it is refused."""
     attached = _attached(summary)
     obstacle = _obstacle(summary, [process.pid_label for process in attached])
     refused = bool(obstacle) and not force
     system_name = summary.name.system_name
     files: tuple[str, ...] = ()
-    forcible = True
+    # The rest of the run, or its next call, misses a part that is removed by force.
+    forcible = all(run.namespace != summary.name.namespace for run in inspection.list_runs())
     try:
-        files = inspection.remove(system_name, force=force or refused, rehearse=True)
+        files = inspection.remove(system_name, force=force or refused, rehearse=True, beside=beside)
+    except FailedPreconditionError as error:
+        obstacle, refused = str(error), True
     except PermissionDeniedError as error:
         obstacle = f"{obstacle}; {error}" if obstacle else str(error)
         refused, forcible = True, False
@@ -60,10 +67,10 @@ def _planned(summary: Summary, *, force: bool) -> tuple[Removal, bool]:
     return removal, forcible
 
 
-def _carried_out(planned: Removal, *, force: bool) -> Removal:
+def _carried_out(planned: Removal, *, force: bool, beside: set[str]) -> Removal:
     removed: tuple[str, ...] = ()
     with contextlib.suppress(NotFoundError):  # it is gone, which is what was asked for
-        removed = inspection.remove(planned.name, force=force)
+        removed = inspection.remove(planned.name, force=force, beside=beside)
     return replace(planned, dry_run=False, would_remove=[], removed=list(removed))
 
 

@@ -39,7 +39,7 @@ def run(
 
 
 def _unfit(summary: Summary, *, rows: int, values: bool) -> str:
-    """Return why a segment lacks what the options ask for; empty: it does not."""
+    """Return why the options do not apply to a segment; empty: they do."""
     if rows and (summary.is_arrays or summary.kind == "dense"):
         return f"{naming.in_words(summary)} have no rows of a round to count"
     return f"{naming.in_words(summary)} have no sums" if values and summary.is_arrays else ""

@@ -58,7 +58,7 @@ def _unfit(summary: Summary, *, condition: Condition) -> str:
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
-    """Return how many of `waits` have not come about by the deadline."""
+    """Return how many conditions of `waits` do not hold at the deadline."""
     pause = _SHORTEST_PAUSE
     while waits := [reached for reached in waits if not reached()]:
         left = _LONGEST_PAUSE if deadline is None else deadline - time.monotonic()

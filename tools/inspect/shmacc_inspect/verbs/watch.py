@@ -68,7 +68,7 @@ def _rested(began: float) -> float:
 
 
 def line(seen: Interval) -> str:
-    """Return an interval as one line."""
+    """Return an interval as a line of text."""
     start = (
         f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(seen.time))} {naming.word(seen.name)}"
     )

@@ -21,13 +21,13 @@ def ranks(workers: int) -> range:
 
 
 def share(task: Task, workers: int) -> World:  # noqa: ARG001
-    """Return where they meet: a port that is free."""
+    """Return a free port, at which the ranks meet."""
     with socket.create_server(("localhost", 0)) as free:
         return f"tcp://localhost:{free.getsockname()[1]}", workers
 
 
 def lead(world: World, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001
-    """Act as the first rank, which decides on the end."""
+    """Act as the first rank, which decides when to end."""
     train(world, task, 0, judge.satisfied)
 
 
@@ -37,7 +37,7 @@ def work(world: World, task: Task, rank: int) -> None:
 
 
 def train(world: World, task: Task, rank: int, over: Callable[[nn.Module, int], bool]) -> None:
-    """Compute, exchange, update; hear of the end from the first rank."""
+    """Compute, exchange and update, until the first rank announces the end."""
     dist.init_process_group("gloo", world[0], rank=rank, world_size=world[1])
     model = DistributedDataParallel(task.model())
     optimizer = task.adagrad(model)

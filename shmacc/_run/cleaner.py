@@ -1,0 +1,165 @@
+"""Ends what a run has started and left behind, and removes the run's names.
+
+This is a program: a process beside the run's own, so that it can act when that one is killed. It
+imports little, and nothing of the library, since each run starts it. The run's process tells it, a
+line each, which process groups there are (``+PID``, ``-PID``), and at the end whether the names go
+(``remove``, and in which namespaces besides) or stay (``keep``). Then it answers with the pids that
+it has killed.
+
+It sees the death of the run's process by a pidfd, or by its own new parent, not by the end of its
+standard input: any process that the program forks inherits the other end of that.
+
+A process belongs to the run if it is in the group of a child, or if it has the run's token: in the
+environment with which it was executed; or, if it was forked by a child, in the name of a file in
+memory that it inherited. So a process that left its group (setsid, a daemon) is found as well.
+Processes that are older than this one are not looked into.
+"""
+
+import os
+import select
+import sys
+import time
+
+VARIABLE = "SHMACC_RUN"  # in a child: the tokens of the outer runs, then the run's own
+MARK = "shmacc run "  # the name of a file in memory, before the token
+_LOOKS = 20  # for names and processes, after the run's process was killed
+_PAUSE = 0.1  # seconds
+_SIGKILL = 9  # to import signal takes longer than to look for processes
+
+
+class Job:
+    """What is to be cleaned up.
+
+    Attributes:
+        token: The mark of the run's processes.
+        folder: Where the names are.
+        namespace: The namespace of the names.
+        named: Whether the run has a name, so that the names stay if its process is killed.
+    """
+
+    def __init__(self, token: str, folder: str, namespace: str, named: bool) -> None:
+        self.token, self.folder, self.namespace, self.named = token, folder, namespace, named
+
+
+def kill_group(number: int) -> None:
+    """Kill a process group."""
+    try:  # noqa: SIM105  contextlib takes as long to import as all else here
+        os.killpg(number, _SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def started(pid: int | str) -> tuple[str, int]:
+    """Return a process's state and the time of its start in ticks; ("X", 0): there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0].decode(), int(fields[19])
+
+
+def kill_marked(token: str) -> list[int]:
+    """Kill the processes that have the token; return their pids."""
+    oldest, killed = started(os.getpid())[1], []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, ticks = started(name)
+            if state not in "XZ" and ticks >= oldest and _is_marked(name, token):
+                os.kill(int(name), _SIGKILL)
+                killed.append(int(name))
+        except (OSError, ValueError):  # it has ended by now, or is another user's
+            pass
+    return killed
+
+
+def _is_marked(pid: str, token: str) -> bool:
+    variable = f"{VARIABLE}=".encode()
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        for each in file.read().split(b"\0"):
+            if each.startswith(variable) and token.encode() in each[len(variable) :].split(b"/"):
+                return True
+    mark = f"/memfd:{MARK}"
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if target.startswith(mark) and token in target[len(mark) :].split()[0].split("/"):
+            return True
+    return False
+
+
+def remove_names(job: Job, inner: list[str]) -> None:
+    """Remove the names in the namespace, and in the namespaces `inner`.
+
+    In those that begin like an unnamed run's, too: since it has a random number, they are of runs
+    inside of it that have failed, and nobody can go on with them.
+    """
+    for file in os.listdir(job.folder):
+        namespace, colon, _ = file.removeprefix("sem.").removeprefix("shmacc.").partition(":")
+        inside = namespace in inner or (not job.named and namespace.startswith(f"{job.namespace}."))
+        if colon and (inside or namespace == job.namespace):
+            try:  # noqa: SIM105  as above
+                os.unlink(f"{job.folder}/{file}")
+            except (FileNotFoundError, PermissionError):  # another user's
+                pass
+
+
+def end(job: Job) -> list[int]:
+    """Kill the marked processes until there are none; return their pids."""
+    killed: list[int] = []
+    for _ in range(_LOOKS):
+        found = kill_marked(job.token)
+        killed += found
+        if not found:
+            break
+        time.sleep(_PAUSE / 10)
+    return killed
+
+
+def _watching(parent: int) -> tuple[select.poll, float]:
+    """Return a poll object for input and the parent's end, and the seconds to poll at most."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    try:
+        poll.register(os.pidfd_open(parent), select.POLLIN)
+    except OSError:  # a kernel without pidfds, or one that refuses them
+        return poll, _PAUSE
+    return poll, 60.0
+
+
+def main(parent: int, job: Job) -> None:
+    """Serve the process `parent`, which has started this one."""
+    groups, told = set[int](), b""
+    poll, pause = _watching(parent)
+    while os.getppid() == parent:
+        if not any(descriptor == 0 for descriptor, _ in poll.poll(1000 * pause)):
+            continue
+        read = os.read(0, 4096)
+        if not read:
+            break
+        *lines, told = (told + read).split(b"\n")
+        for line in lines:
+            what, *inner = line.decode().split()
+            if what in {"remove", "keep"}:
+                killed = end(job)
+                if what == "remove":
+                    remove_names(job, inner)
+                os.write(1, f"{' '.join(map(str, killed))}\n".encode())
+                return
+            (groups.add if what[0] == "+" else groups.discard)(int(what[1:]))
+    # The kernel kills the children with their parent, but not what they have started, nor a child
+    # that has changed its user.
+    for group in groups:
+        kill_group(group)
+    for _ in range(_LOOKS):
+        end(job)
+        if not job.named:
+            remove_names(job, [])
+        time.sleep(_PAUSE)
+
+
+if __name__ == "__main__":
+    _parent, _token, _folder, _namespace, _kind = sys.argv[1:]
+    main(int(_parent), Job(_token, _folder, _namespace, _kind == "named"))

@@ -1,0 +1,106 @@
+"""Puts the name of a process before each line that it prints, where several have one output."""
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from shmacc._run.child import Call
+
+_LONGEST = 2**16  # bytes of a line that are kept back
+_LAST = 1.0  # seconds for what is left to be written, if nobody reads it
+
+
+class Prefixes:
+    """Pipes of processes, and a thread that writes what comes through them.
+
+    Processes may live on that have inherited a pipe, so the end does not wait for its last writer.
+    """
+
+    def __init__(
+        self,
+        calls: list[Call],
+        write: Callable[[int, bytes], int] = os.write,
+        named: Callable[[Call], str] = str,
+    ) -> None:
+        """Begin to copy.
+
+        Args:
+            calls: The processes' calls.
+            write: Writes to standard output or error; returns how much it has written.
+            named: Returns what a process is called.
+        """
+        self._to, self._named = write, named
+        self._ends: dict[int, tuple[int, str]] = {}  # by a pipe: where to write, with which prefix
+        self._written: dict[int, list[int]] = {call.rank: [] for call in calls}
+        for call in calls:
+            for number in (1, 2):
+                read, written = os.pipe()
+                self._ends[read] = (number, f"{named(call)}: ")
+                self._written[call.rank].append(written)
+        self._kept = dict.fromkeys(self._ends, b"")
+        self._cut: set[str] = set()
+        self._wake, self._woken = os.pipe()
+        self._thread = threading.Thread(target=self._copy, name="shmacc prefixes", daemon=True)
+        self._thread.start()
+
+    def outputs(self, call: Call) -> tuple[int, int]:
+        """Return a forked child's standard output and error."""
+        out, error = self._written[call.rank]
+        return out, error
+
+    def paths(self, call: Call) -> tuple[str, str]:
+        """Return what a child that is not forked opens as its standard output and error."""
+        out, error = (f"/proc/{os.getpid()}/fd/{end}" for end in self._written[call.rank])
+        return out, error
+
+    def cut(self, call: Call) -> None:
+        """Complete the last lines of a process that has ended."""
+        self._cut.add(f"{self._named(call)}: ")
+        os.write(self._woken, b"cut")
+
+    def close(self) -> None:
+        """Write the remaining output."""
+        os.write(self._woken, b"over")
+        self._thread.join(_LAST)
+
+    def _copy(self) -> None:
+        poll, told = select.poll(), b""
+        for end in (*self._ends, self._wake):
+            os.set_blocking(end, False)
+            poll.register(end, select.POLLIN)
+        while b"over" not in told:
+            poll.poll()
+            with suppress(BlockingIOError):
+                told = os.read(self._wake, _LONGEST)
+            cut, self._cut = self._cut, set()
+            for end, (_, prefix) in tuple(self._ends.items()):
+                try:
+                    with suppress(BlockingIOError):
+                        while read := os.read(end, _LONGEST):
+                            self._write(end, read)
+                    if prefix in cut or b"over" in told:
+                        self._write(end, b"\n" if self._kept[end] else b"")
+                except BrokenPipeError:  # nobody reads it any more: the processes get this error
+                    poll.unregister(end)
+                    os.close(end)
+                    del self._ends[end]
+
+    def _write(self, end: int, read: bytes) -> None:
+        *lines, rest = (self._kept[end] + read).split(b"\n")
+        if len(rest) > _LONGEST:
+            lines, rest = [*lines, rest], b""
+        self._kept[end] = rest
+        number, prefix = self._ends[end]
+        text = b"".join(prefix.encode() + line + b"\n" for line in lines)
+        try:
+            while text:
+                try:
+                    text = text[self._to(number, text) :]
+                except BlockingIOError:  # others may have made it a non-blocking one
+                    select.select((), (number,), (), _LAST)
+        except BrokenPipeError:
+            raise
+        except OSError:  # the terminal is gone
+            pass

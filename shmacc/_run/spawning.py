@@ -1,0 +1,241 @@
+"""How a process of a run is started: by multiprocessing, and by spawn a little differently.
+
+multiprocessing's own way of spawning leaves a child in the caller's process group, with the
+caller's environment and standard input, until its program is imported, which may take seconds. Only
+the child tells the errors of that import. Here it is executed with what it is to have, and imports
+the program when it can answer (child.py). Forked children set all that up at once.
+"""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from io import BytesIO
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_fork,
+    popen_spawn_posix,
+    process,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
+from typing import Any
+
+from shmacc._base.shown import shown
+from shmacc._run import child
+from shmacc._run.child import Answer, Call, Packed, Program, Surroundings
+from shmacc._run.signals import BY_DEFAULT, masked
+from shmacc.errors import FailedPreconditionError, InvalidArgumentError
+
+
+def execute(
+    arguments: list[str], environment: dict[str, str], passed: list[int], **options: Any
+) -> int:
+    """Execute a program; return its pid.
+
+    subprocess waits for the end of a pipe that a fork of another thread may have inherited: as long
+    as that lives. This waits for nothing but the start.
+
+    Args:
+        arguments: The program's path, and what it gets.
+        environment: The program's variables.
+        passed: Descriptors that it inherits besides 0 to 2.
+        options: Others of `os.posix_spawn`.
+    """
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, each, each) for each in passed]
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # it is closed by now
+            if descriptor > 2 and descriptor not in passed and os.get_inheritable(descriptor):  # noqa: PLR2004
+                actions.append((os.POSIX_SPAWN_CLOSE, descriptor))
+    actions += options.pop("file_actions", ())
+    # Signals that Python ignores for itself.
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    return os.posix_spawn(
+        arguments[0], arguments, environment, file_actions=actions, setsigdef=ignored, **options
+    )
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+class _Popen(popen_spawn_posix.Popen):
+    """A process that is executed in a group of its own."""
+
+    _fds: list[int]  # what it inherits
+
+    def _launch(self, process_obj: Any) -> None:
+        tracker: Any = resource_tracker.getfd()
+        preparation = spawn.get_preparation_data(process_obj.name)
+        for key in ("init_main_from_name", "init_main_from_path"):
+            preparation.pop(key, None)
+        data = BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(preparation, data)
+            reduction.dump(process_obj, data)
+        finally:
+            context.set_spawning_popen(None)
+        ends: list[int] = []
+        try:
+            for _ in range(2):
+                ends.extend(os.pipe())
+            self.sentinel, written, read, data_end = ends
+            self.pid = execute(
+                spawn.get_command_line(tracker_fd=tracker, pipe_handle=read),
+                {**os.environ, **process_obj.environment},
+                [*self._fds, tracker, read, written],
+                setpgroup=0,
+            )
+            with open(data_end, "wb", closefd=False) as file:
+                file.write(data.getbuffer())
+        except BaseException:
+            _close(*ends)
+            raise
+        self.finalizer = util.Finalize(self, _close, (self.sentinel, data_end))
+        _close(written, read)
+
+
+class _SpawnedProcess(context.SpawnProcess):
+    """A process with variables with which it is executed, `environment`."""
+
+    environment: dict[str, str]
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  multiprocessing's name
+        return _Popen(process_obj)
+
+
+class Starter:
+    """Starts children by one start method.
+
+    Attributes:
+        by_forkserver: Whether their parent is a forkserver.
+    """
+
+    def __init__(self, method: str, calls: list[Call], *, imports: bool = True) -> None:
+        """Check that children can get the functions of these calls.
+
+        Args:
+            method: The start method.
+            calls: The calls.
+            imports: Whether a child imports the program of this process.
+
+        Raises:
+            InvalidArgumentError: Children cannot get them, or there is no such start method.
+            FailedPreconditionError: This process may have no children.
+        """
+        try:
+            found: Any = multiprocessing.get_context(method)
+        except (ValueError, TypeError):
+            raise InvalidArgumentError(
+                f"context must be one of {', '.join(multiprocessing.get_all_start_methods())}, "
+                f"but was {shown(method)}"
+            ) from None
+        self.by_forkserver = method == "forkserver"
+        if self.by_forkserver and getattr(sys, "frozen", False):
+            raise InvalidArgumentError(
+                "context='forkserver' starts a Python, and a frozen program has none: use 'spawn', "
+                "with multiprocessing.freeze_support(), or 'fork'"
+            )
+        self._class: Any = _SpawnedProcess if method == "spawn" else found.Process
+        _check_callable(calls)
+        _check_may_have_children()
+        self._program = None if method == "fork" or not imports else _program_for(calls)
+
+    def start(self, call: Call, surroundings: Surroundings, answer: Answer) -> Any:
+        """Return a new process that makes the call."""
+        started = self._class(
+            target=child.main,
+            name=str(call),
+            args=(Packed(call, self._program), surroundings, answer),
+        )
+        started.environment = surroundings.environment | surroundings.before
+        if self.by_forkserver:  # which lives on, and its children have its mask
+            with masked(signal.SIG_SETMASK, surroundings.mask):
+                forkserver.ensure_running()
+        with masked(signal.SIG_BLOCK, BY_DEFAULT):  # until the child is ready for them
+            try:
+                started.start()
+            except OSError as error:
+                _close_pipes_of(error)
+                raise
+        # multiprocessing looks after each of its children now and then. It would reap this one
+        # before its group is killed.
+        process._children.discard(started)  # type: ignore[attr-defined]  # noqa: SLF001
+        return started
+
+
+def _close_pipes_of(error: OSError) -> None:
+    """Close the pipes that multiprocessing leaves open where it could not fork."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]  # noqa: SLF001
+            _close(*(end for end in frame.f_locals.values() if type(end) is int and end > 2))  # noqa: PLR2004
+
+
+def _check_callable(calls: list[Call]) -> None:
+    for call in calls:
+        if not callable(call.function):
+            raise InvalidArgumentError(
+                f"The {call.role} must be a function, but was {call.function!r}"
+            )
+
+
+def _check_may_have_children() -> None:
+    if multiprocessing.current_process().daemon:
+        raise FailedPreconditionError(
+            "shmacc.run was called in a daemonic process of multiprocessing, such as a worker of a "
+            "Pool, which may have no children: call it in the process that made that one, or use "
+            "concurrent.futures.ProcessPoolExecutor, whose workers may have some"
+        )
+    if getattr(sys, "frozen", False) and spawn.is_forking(sys.argv):
+        raise FailedPreconditionError(
+            "shmacc.run was called in a child of a frozen program: call "
+            "multiprocessing.freeze_support() first in the program, or use context='fork'"
+        )
+
+
+def _program_for(calls: list[Call]) -> Program | None:
+    """Return the program that children import."""
+    own = _program()
+    needed = False
+    for call in calls:
+        try:
+            pickled = pickle.dumps(call.function)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"The {call.role} must be a function that a child can import, at the top level of "
+                f"a module, but was {call.function!r}: {error}. Or use context='fork'"
+            ) from error
+        # A pickle names the module of everything in it, as of the function in a partial.
+        if b"\x8c\x08__main__" in pickled:
+            needed = True
+            if own is None:
+                raise InvalidArgumentError(
+                    f"The {call.role} {call.function!r} is defined in a notebook, at a prompt or "
+                    "in standard input, from which a child cannot import it: put it into a module, "
+                    "or use context='fork'"
+                )
+    # multiprocessing imports no __main__ of a package, folder or archive, which often has no guard.
+    return own if needed or (own is not None and not own.is_main) else None
+
+
+def _program() -> Program | None:
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if not path or os.path.basename(path).startswith("<"):  # such as <stdin>
+        return None
+    if process.ORIGINAL_DIR is not None:  # type: ignore[attr-defined]
+        path = os.path.normpath(os.path.join(process.ORIGINAL_DIR, path))  # type: ignore[attr-defined]
+    if spec is None or spec.loader is None:  # without a loader: a profiler has made the module
+        return Program("", path, is_main=False)
+    if spec.name == "__main__":
+        return Program("", os.path.dirname(path), is_main=True)
+    return Program(spec.name, path, spec.name.endswith(".__main__"))
