@@ -135,7 +135,7 @@ class _Heap:
     """
 
     # A freed piece of _SPLIT bytes can be split; smaller ones serve only calls of their own size.
-    _LARGEST, _SMALLEST, _SPLIT = 1 << 22, 16, 1 << 14
+    _LARGEST, _BY_SIZE, _SMALLEST, _SPLIT = 1 << 22, 1 << 10, 16, 1 << 14
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -151,7 +151,8 @@ class _Heap:
         size = self._LARGEST
         while size >= self._SMALLEST:
             if not self._malloc(size):
-                size //= 2
+                # The C library keeps small freed pieces by their size, in steps of 16 bytes.
+                size = size // 2 if size > self._BY_SIZE else size - 16
         self._free(spare)
         self._malloc(self._SPLIT - left)
 
@@ -223,13 +224,15 @@ def _open() -> tuple[list[str], int]:
     return sorted(os.listdir("/proc/self/fd")), mapped  # noqa: PTH208
 
 
-def _nothing_stays_open(call: Callable[[], Any]) -> int:
+def _nothing_stays_open(
+    call: Callable[[], Any], failures: Callable[[], Iterator[Callable[[Any], Any]]]
+) -> int:
     call().close()
     if call is CALLS["create"]:
         inspection.remove("new")
     before = _open()
     failed = 0
-    for failing in _without_memory_of_pythons(1):
+    for failing in failures():
         made = failing(call)
         failed += made is None
         if made is not None:
@@ -250,11 +253,55 @@ CALLS: Final[dict[str, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_nothing_stays_open_if_python_has_no_memory_for_its_handle(call: str) -> None:
-    pytest.importorskip("_testcapi")
+def _open_without(failures: Callable[[], Iterator[Callable[[Any], Any]]], call: str) -> None:
     shmacc.SparseConditionalAccumulator("float32", None, NAME).close()
-    assert run_apart(_nothing_stays_open, CALLS[call]) > 3
+    assert run_apart(_nothing_stays_open, CALLS[call], failures) > 3
     with shmacc.attach(NAME) as acc:
         assert acc.stats().attached == 1
         acc.unlink()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_stays_open_if_python_has_no_memory_for_its_handle(call: str) -> None:
+    pytest.importorskip("_testcapi")
+    _open_without(lambda: _without_memory_of_pythons(1), call)
+
+
+@of_libc
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_stays_open_if_the_extension_has_no_memory(call: str) -> None:
+    _open_without(_without_memory_of_c, call)
+
+
+def _end_without_memory() -> int:
+    """Drop handles, with nothing left for lists of what they leave; return how many are gone."""
+    dropped = 0
+    with shmacc.SparseConditionalAccumulator("float32", None, NAME) as acc:
+        for failing in _without_memory_of_c():
+            handles = [shmacc.attach(NAME) for _ in range(20)]
+            for handle in handles:
+                assert handle.global_step == 0
+            failing(handles.clear)
+            dropped += 20 - len(handles)
+        acc.unlink()
+    return dropped
+
+
+@of_libc
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_handle_needs_no_memory_to_end() -> None:
+    assert run_apart(_end_without_memory) > 20
+
+
+def _read_array_without_memory() -> int:
+    failed = 0
+    with shmacc.Parameters({"array": np.ones(5)}, optimizer=shmacc.optim.SGD(1.0)) as params:
+        for failing in _without_memory_of_c():
+            failed += failing(lambda: params["array"]) is None
+        assert params["array"].sum() == 5
+    return failed
+
+
+@of_libc
+def test_a_first_array_without_memory_is_an_error() -> None:
+    assert run_apart(_read_array_without_memory) > 5

@@ -252,8 +252,8 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
 // copies: (number, region, array to copy into). whole: tables' rows have the optimizer's slots, too. Returns
 // the step, how often each array was updated, for each table the arrays (ids, rows' numbers as bytes, last steps), and
 // of a copy (term, number, digest, the step to which its last change led).
-inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const std::vector<uint32_t>& tables,
-                                 bool whole, std::optional<double> timeout) {
+inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const nb::list& tables, bool whole,
+                                 std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
     if (segment->config().kind != kParameters)
         throw Error(Failure::kInvalidArgument, "The segment has no parameters");
@@ -267,7 +267,7 @@ inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const s
         asked.push_back({array, region, view.writable(), view.size()});
     }
     std::vector<Update::TableCopy> table_copies;
-    for (const uint32_t table : tables) {
+    for (const uint32_t table : vector_of<uint32_t>(tables)) {
         if (table >= segment->config().members || (*segment->specs())[table].kind != kTable)
             throw Error(Failure::kInvalidArgument, "The segment has no such table");
         table_copies.push_back({table});

@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -26,6 +25,24 @@
 
 namespace nb = nanobind;
 
+// Replaces nanobind's caster, which is `noexcept`: without memory for the copy it would end the process.
+template <>
+struct nb::detail::type_caster<std::string> {
+    NB_TYPE_CASTER(std::string, const_name("str"))
+
+    bool from_python(handle given, uint32_t, cleanup_list*) {
+        if (!PyUnicode_Check(given.ptr())) return false;
+        Py_ssize_t bytes;
+        const char* const text = PyUnicode_AsUTF8AndSize(given.ptr(), &bytes);
+        if (!text) throw python_error();
+        value.assign(text, static_cast<size_t>(bytes));
+        return true;
+    }
+    static handle from_cpp(const std::string& text, rv_policy, cleanup_list*) {
+        return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
+    }
+};
+
 namespace shmacc {
 
 // Takes over the new reference that a Python function returned. Null: throws Python's error.
@@ -43,8 +60,8 @@ inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0)))
 // name.
 inline nb::object method(nb::handle object, const char* name) { return object.attr(name); }
 
-// These replace nanobind's casters for std::tuple and std::vector, which allocate Python objects on the stable ABI, and
-// report a lack of memory as a wrong type.
+// These replace nanobind's casters for std::tuple and std::vector, which allocate Python objects on the stable ABI,
+// report a lack of memory as a wrong type, and are `noexcept`.
 template <class... T, size_t... i>
 std::tuple<T...> unpacked(const nb::tuple& given, std::index_sequence<i...>) {
     return {nb::cast<T>(given[i])...};

@@ -208,6 +208,13 @@ Descriptor open_file(nb::handle path, int flags, mode_t mode) {
     nb::raise_python_error();
 }
 
+// nanobind's table of instances grows when there are more than ever before, in functions that are `noexcept`: without
+// memory that would end the process. So it grows here, to what few processes need, and never shrinks.
+void make_room_for_instances() {
+    std::vector<nb::object> made(1000);
+    for (nb::object& each : made) each = nb::cast(Descriptor());
+}
+
 int (*execute)(PyObject*);  // nanobind's function for Py_mod_exec
 int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : execute(m); }
 
@@ -297,6 +304,8 @@ NB_MODULE(_core, m) {
     m.def("put_values", &put_values_of, nb::arg("wholes"), nb::arg("firsts"), nb::arg("lengths"),
           nb::arg("positions"), nb::arg("values"));
     raise_written = &raise_refused_write;
+    make_fork_hooks();
+    make_room_for_instances();
     if (const int failed = watch_forks())
         throw nb::import_error(
             (std::string("shmacc cannot watch for forks: pthread_atfork: ") + std::strerror(failed)).c_str());

@@ -49,7 +49,7 @@ class Reads {
   public:
     Reads() = default;
     ~Reads() {
-        if (variable_) free_variables().push_back(variable_);
+        if (variable_) variable_->next_free = std::exchange(first_free_, variable_);
     }
     Reads(const Reads&) = delete;
     Reads& operator=(const Reads&) = delete;
@@ -169,22 +169,20 @@ class Reads {
             called(set_, capsule);
         }
 
+        Variable* next_free = nullptr;
+
       private:
         static nb::object called(const nb::object& function, const nb::object& argument) {
             return checked(PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr));
         }
         nb::object get_, set_;
     };
-    // Context variables are never freed, since contexts keep what was set in them. So handles pass them on.
-    static std::vector<const Variable*>& free_variables() {
-        static auto* const all = new std::vector<const Variable*>;
-        return *all;
-    }
-    static const Variable* new_variable() {
-        if (free_variables().empty()) return new Variable;
-        const Variable* const variable = free_variables().back();
-        free_variables().pop_back();
-        return variable;
+    // Context variables are never freed, since contexts keep what was set in them. So handles pass them on, in a list
+    // that needs no memory: a destructor must not throw.
+    static inline Variable* first_free_ = nullptr;
+    static Variable* new_variable() {
+        if (!first_free_) return new Variable;
+        return std::exchange(first_free_, first_free_->next_free);
     }
     static uint64_t next_serial() {
         static uint64_t last = 0;
@@ -196,7 +194,7 @@ class Reads {
     uint64_t told_ = 0;
     uint64_t read_in_ = kAnothers;  // the fork_generation of the process that has read by this handle
     const uint64_t serial_ = next_serial();
-    const Variable* variable_ = nullptr;
+    Variable* variable_ = nullptr;
 };
 
 }  // namespace shmacc

@@ -229,6 +229,16 @@ inline void after_fork_in_child() {
     untold.reset();  // the parent tells
 }
 
+// Made when the module is imported: without memory for a function nanobind ends the process.
+inline PyObject* fork_hooks = nullptr;
+inline void make_fork_hooks() {
+    nb::dict hooks = new_dict();
+    hooks["before"] = nb::cpp_function(&before_fork);
+    hooks["after_in_parent"] = nb::cpp_function(&after_fork_in_parent);
+    hooks["after_in_child"] = nb::cpp_function(&after_fork_in_child);
+    fork_hooks = hooks.release().ptr();
+}
+
 inline bool guard_wanted() {
     const char* const asked = std::getenv("SHMACC_GUARD");
     const std::string text = asked ? asked : "";
@@ -252,10 +262,8 @@ inline bool stand_guard() {
     const struct sigaction* const before = handler_before;
     if (before && !nobodys) return true;
     if (!before) {
-        const nb::object hooks = nb::module_::import_("os").attr("register_at_fork");
-        hooks(nb::arg("before") = nb::cpp_function(&before_fork),
-              nb::arg("after_in_parent") = nb::cpp_function(&after_fork_in_parent),
-              nb::arg("after_in_child") = nb::cpp_function(&after_fork_in_child));
+        const nb::object hooked = method(nb::module_::import_("os"), "register_at_fork");
+        checked(PyObject_Call(hooked.ptr(), nb::tuple().ptr(), fork_hooks));
     }
     // A new one each time, since a handler may be reading the old one.
     if (!before || before->sa_flags != now.sa_flags || before->sa_handler != now.sa_handler)
