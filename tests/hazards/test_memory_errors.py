@@ -269,7 +269,7 @@ def test_nothing_stays_open_if_python_has_no_memory_for_its_handle(call: str) ->
 
 @of_libc
 @pytest.mark.parametrize("call", CALLS)
-def test_nothing_stays_open_if_the_extension_has_no_memory(call: str) -> None:
+def test_no_allocation_of_the_extensions_leaves_a_segment_open(call: str) -> None:
     _open_without(_without_memory_of_c, call)
 
 
@@ -289,7 +289,7 @@ def _end_without_memory() -> int:
 
 @of_libc
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_handle_needs_no_memory_to_end() -> None:
+def test_no_allocation_of_the_extensions_is_needed_to_end_a_handle() -> None:
     assert run_apart(_end_without_memory) > 20
 
 
@@ -303,5 +303,5 @@ def _read_array_without_memory() -> int:
 
 
 @of_libc
-def test_a_first_array_without_memory_is_an_error() -> None:
+def test_no_allocation_of_the_extensions_for_a_first_array_ends_a_process() -> None:
     assert run_apart(_read_array_without_memory) > 5

@@ -81,7 +81,7 @@ if [ $# -eq 0 ]; then
         --deselect $guard::test_a_program_without_read_only_arrays_has_no_handler \
         --deselect $guard::test_shmacc_guard_0_leaves_signals_alone \
         --deselect tests/hazards/test_full_limits.py::test_a_take_without_memory_for_its_result_consumes_nothing \
-        --deselect tests/hazards/test_memory_errors.py::test_no_allocation_of_the_extensions_loses_a_round
+        --deselect tests/hazards/test_memory_errors.py::test_no_allocation_of_the_extensions
 fi
 
 # The mounts and all processes end with this command.
