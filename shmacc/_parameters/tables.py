@@ -81,7 +81,7 @@ class TableRows:
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling a table: pickle its parameters instead."""
-        self._refuse("does not pickle, nor is it copied: pickle the parameters that it is of")
+        self._refuse("is neither pickled nor copied: pickle its parameters")
 
 
 class Table(TableRows):

@@ -75,7 +75,7 @@ inline nb::object dense_gradient(uint32_t member, uint32_t sum, uint32_t reducti
 inline void check_fits(const MemberGradient& gradient, const MemberSpecs& specs) {
     const uint32_t member = gradient.member();
     if (member + 1 >= specs.size() || !gradient.fits(specs[member]))
-        throw Error(Failure::kInvalidArgument, "The segment has no member that this gradient is of");
+        throw Error(Failure::kInvalidArgument, "The gradient fits no member of the segment");
 }
 
 // Returns what one apply adds. Throws if a member occurs twice: only one of its gradients would be added, silently.

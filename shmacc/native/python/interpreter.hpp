@@ -205,7 +205,8 @@ class ArrayBuffer {
         if (!PyArray_Check(array.ptr())) throw nb::type_error("this must be a NumPy array");
         array_ = nb::borrow(array);
         if (!PyArray_CHKFLAGS(get(), flags))
-            throw nb::type_error("the array must be contiguous, or writable");
+            throw nb::type_error(flags == kWritable ? "the array must be contiguous and writable"
+                                                    : "the array must be contiguous");
         if (itemsize() % sizeof(T) || (components != kAnyNumber && components != this->components()))
             throw nb::type_error("the array's elements have the wrong size");
     }

@@ -195,14 +195,14 @@ class OpenSegment {
     // Whether cleanup may touch the segment: not if an error is being thrown because the file was truncated.
     bool reachable() const { return std::uncaught_exceptions() == 0 || mapping_->file().status().intact; }
     // Call before anything mapped is touched: a truncated file's pages are gone.
-    void check_intact() const {
-        if (mapping_->file().attributes().st_size != static_cast<off_t>(file_size(config_)))
-            data_loss("its file was truncated");
+    struct stat check_intact() const {
+        const struct stat found = mapping_->file().attributes();
+        if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
+        return found;
     }
     // Does what check_intact does. Throws NotFoundError if the name was removed while in use (systemd#2039).
     void check_file() const {
-        const struct stat found = mapping_->file().attributes();
-        if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
+        const struct stat found = check_intact();
         load_barrier();  // if the name is gone, a mark made before is seen (mark_given_up)
         if (found.st_nlink == 0 && !load(header_.unlinked))
             throw Error(Failure::kNotFound,
