@@ -6,10 +6,10 @@
 
 namespace shmacc {
 
-// A gradient, or the sum of some (a partial).
+// A gradient, or a partial: the sum of several gradients.
 struct ApplyRequest {
     int64_t local_step;
-    uint64_t timeline;  // in which the step was read (python/timeline.hpp)
+    uint64_t timeline;  // the timeline in which the step was read (python/timeline.hpp)
     int64_t count;
     int64_t weight;
     MemberGradient* const* members;
@@ -18,8 +18,8 @@ struct ApplyRequest {
     // If a contributor is in the round already, a partial fails, and a single gradient is accepted but not added.
     bool partial;
     int64_t deadline;
-    uint64_t behind;  // set by the operation: the current timeline, if the gradient was dropped as of an older one; or 0
-    bool repeated = false;  // set by the operation: its contributor was in the round already
+    uint64_t behind;  // set by the operation: the current timeline, if the gradient is of an older one; else 0
+    bool repeated = false;  // set by the operation: whether its contributor was in the round already
 };
 
 class PutGradient {

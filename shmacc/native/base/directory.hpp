@@ -29,7 +29,7 @@ struct MemberSpec {
     uint64_t highest;
     std::string name = {};
 
-    // The declared dims of a round's values (sparse: without the first); none if some are unknown.
+    // The declared dims of a round's values (sparse: without the first). nullopt: not all of them are known.
     std::optional<Dims> round = {};
     OptimizerSpec optimizer = {};  // only for parameters
     TableSpec table = {};  // only for a table; its declared dims are those of a row

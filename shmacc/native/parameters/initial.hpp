@@ -1,6 +1,6 @@
 // The initial contents of a table's row: a function of the table's seed and the row's id alone.
 //
-// So they are the same on every machine, and whichever process comes first. Random numbers come from Philox4x32-10
+// So they are the same on every machine, whichever process makes the row. Random numbers come from Philox4x32-10
 // (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), with the seed as key and the id in the
 // counter. The formulas are in the docstrings of shmacc/init.py. IEEE 754 determines the results to the last bit: there
 // is no fused operation (CMakeLists.txt), and only exact functions of the C library are used.

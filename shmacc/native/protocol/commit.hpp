@@ -133,7 +133,7 @@ class Committed {
         verify(record, generation);
         return record;
     }
-    // The same again, later in the same operation, which has the lock.
+    // The committed record once more, later in the same operation, under the same lock.
     Record again() const {
         const Record record = copies_[load_relaxed(current_) & 1];
         verify(record, load_relaxed(current_));

@@ -5,7 +5,7 @@
 // number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
 // or is cancelled has consumed nothing.
 //
-//   join    under all lanes' locks: stores the fields, then the ticket. Death in between: not joined.
+//   join    under all lanes' locks: stores the fields, then the ticket. A process that dies in between has not joined.
 //   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
 //   cancel  one store cancels every ticket given so far; a count tells takes that wait for the lock and have no
 //           ticket yet. The waiters see the cancel when woken; or when their slice ends, if the cancelling
@@ -144,7 +144,7 @@ class WaitQueue {
             leave(i);
         }
     }
-    // Needs a lane's lock. Frees what dead processes hold, here and among the participants.
+    // Needs a lane's lock. Frees the entries of dead processes, here and in the table of participants.
     void sweep() {
         const auto judge = [this](uint32_t participant, const Participant& entry) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
@@ -217,9 +217,9 @@ class WaitQueue {
         }
         return found;
     }
-    // Needs a lane's lock. As `head`, without a scan each time: tickets only grow, and are given with all
-    // lanes' locks. So the last result is valid until the head leaves or is cancelled; if no take waited, until
-    // a ticket is given.
+    // Needs a lane's lock. Returns what `head` does, without a scan each time: tickets only grow, and are given with
+    // all lanes' locks. So the last result is valid until the head leaves or is cancelled; if no take waited, until a
+    // ticket is given.
     uint32_t known_head(Known& known) {
         const uint64_t ticket = known.head == kNobody ? load(head_.next_ticket)
                                                       : load(table_[known.head].ticket);

@@ -94,7 +94,8 @@ class HeadGrace {
         overdue_ = now >= until_;
         return !overdue_;
     }
-    // Whether the last head that need not be waited for has used up its grace: the caller marks it (Waiter::overdue).
+    // Whether the head's grace was over at the last call of must_wait: then the caller marks the head
+    // (Waiter::overdue).
     bool overdue() const { return overdue_; }
     int64_t until() const { return until_; }
 

@@ -22,7 +22,7 @@ class HeldLocks {
     HeldLocks(const HeldLocks&) = delete;
     HeldLocks& operator=(const HeldLocks&) = delete;
 
-    // Acquires all lanes' locks. False: the deadline passed.
+    // Acquires all lanes' locks. Returns false if the deadline passed.
     bool acquire_all(int64_t deadline, Interruption& interruption) {
         const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
         for (;;) {
@@ -158,7 +158,7 @@ class LaneSession {
     uint32_t lane_number() const { return lane_; }
     Lane& lane() { return *segment_.lanes()[lane_]; }
 
-    // The round's gradients in all lanes. Other lanes may change meanwhile, unless their locks are held.
+    // The round's gradients in all lanes. Other lanes may change meanwhile, if their locks are not held.
     struct Pending {
         int64_t count;  // gradients
         bool weight_fits;  // the weight of all lanes, with `more` added here, surely fits 64 bits
@@ -322,8 +322,8 @@ class AllLanesSession {
     }
     void commit() { segment_.commit(state); }
     void release() { locks_.release(); }
-    // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of all of them; no
-    // gradient may be pending then. Each lane commits by itself: its contents stay the same.
+    // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of every lane and
+    // member; then no gradient may be pending. Each lane commits by itself: its contents stay the same.
     void give_memory_back(bool all) {
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Lane& lane = *segment_.lanes()[i];

@@ -37,7 +37,7 @@ bool within(T value, const Reduce& reduce) {
     return static_cast<uint64_t>(value) <= reduce.highest;
 }
 
-// out[i] = sums[i], divided if asked to; false if a result does not fit the dtype.
+// out[i] = sums[i], divided if `reduce` says so. Returns false if a result does not fit the dtype.
 template <class T>
 bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, const Reduce& reduce) {
     bool fits = true;
@@ -58,7 +58,8 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
             }
         }
         if constexpr (std::is_integral_v<T>) {
-            // A division takes as long as a dozen shifts. Adding `below` makes the shift round towards zero, too.
+            // A division takes as long as a dozen shifts. Adding `below` makes the shift round towards zero, as
+            // division does.
             if ((divisor & (divisor - 1)) == 0) {
                 const int shift = __builtin_ctzll(static_cast<uint64_t>(divisor));
                 const T below = static_cast<T>(divisor - 1);
