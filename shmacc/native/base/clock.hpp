@@ -49,8 +49,7 @@ class Interruption {
   public:
     virtual ~Interruption() = default;
     virtual void check() = 0;
-    // Whether every event that `check` looks for also ends a futex wait, as a signal to this very thread
-    // does.
+    // Whether every event that `check` looks for also ends a futex wait, as a signal to this very thread does.
     virtual bool ends_sleep() const = 0;
 };
 

@@ -183,8 +183,7 @@ class Mapping {
         return make_hole(offset_of(region) + from, offset_of(region + 1));
     }
 
-    // With all locks: punches every region above its recorded size, which recorded(region) returns. Returns false as
-    // `punch` does.
+    // With all locks: punches each region above its recorded size, recorded(region). Returns false as `punch` does.
     template <class Recorded>
     bool punch_unrecorded(Recorded recorded) {
         bool done = true;

@@ -263,8 +263,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
     // Opens the file again by its new name, and closes the descriptor that `create` made: the process has no record
     // lock on the file yet. Returns false if the name does not lead to the file any more.
     bool open_by_name(const std::string& path) {
-        // An O_PATH descriptor first, as in `open`: the name may lead to a file on which this process has
-        // locks.
+        // An O_PATH descriptor first, as in `open`: the name may lead to a file on which this process has locks.
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look && errno != ENOENT) system_failure("Opening it", errno);
         struct stat found{};

@@ -220,8 +220,7 @@ SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict
     }
 }
 
-// Computes decayed gradients in pieces, so that a row may have any width. Readers take no lock, so only the final value
-// of an element is stored.
+// Computes decayed gradients in pieces: a row may have any width. Readers take no lock, so each element is stored once.
 template <class Rule, class T>
 SHMACC_INLINE void apply_rule(const Decayed<Rule, T>& rule, T* p, T* s0, T* s1, const T* g, uint64_t count,
                               uint64_t group) {

@@ -153,7 +153,7 @@ class Lane {
         state.count = state.weight = 0;
     }
     // After a restore, whose undo log has all old contents: lets its commit give the log's memory back. before: the
-    // state as it was before reserve_undo committed larger sizes; it gets these sizes, so that `give_back` sees the
+    // state as it was before reserve_undo committed larger sizes; it gets these, so that `give_back` sees the
     // difference.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {

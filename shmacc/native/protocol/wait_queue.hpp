@@ -58,8 +58,7 @@ namespace shmacc {
 constexpr int64_t kWaitSlice = 50 * kMillisecond;
 constexpr int64_t kLongSlice = 10 * kWaitSlice;
 
-// Sleeps until the word is woken or differs from `seen`, the deadline passes, the slice ends, or a signal
-// comes.
+// Sleeps until the word is woken or differs from `seen`, the deadline passes, the slice ends, or a signal comes.
 inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline, int64_t slice = kWaitSlice) {
     int64_t left = slice;
     if (deadline != kForever) left = std::clamp<int64_t>(deadline - monotonic_ns(), 0, left);

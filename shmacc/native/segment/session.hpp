@@ -139,8 +139,7 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
 // Changes one lane, under its lock.
 class LaneSession {
   public:
-    // contributor: the gradient's, if it has one; the gradient goes to the contributor's lane. everywhere: take
-    // all lanes' locks.
+    // contributor: the gradient's, if it has one: it determines the lane. everywhere: take all lanes' locks.
     LaneSession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
                 Interruption& interruption)
         : segment_(segment), locks_(segment), everywhere_(everywhere) {

@@ -49,8 +49,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     } else {
         const int64_t divisor = reduce.divisor ? reduce.divisor : contributions;
         if constexpr (std::is_floating_point_v<T>) {
-            // Dividing by a power of two equals multiplying by its inverse, to the bit, and multiplying is
-            // much cheaper.
+            // Dividing by a power of two equals multiplying by its inverse, to the bit, and multiplying is cheaper.
             if (count > 1 && (divisor & (divisor - 1)) == 0) {
                 const T inverse = T{1} / static_cast<T>(divisor);
                 for (uint64_t j = 0; j < count; ++j) out[j] = sums[j] * inverse;
@@ -58,8 +57,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
             }
         }
         if constexpr (std::is_integral_v<T>) {
-            // A division takes as long as a dozen shifts. Adding `below` makes the shift round towards zero, as
-            // division does.
+            // A division takes as long as a dozen shifts. Adding `below` makes the shift round towards zero, too.
             if ((divisor & (divisor - 1)) == 0) {
                 const int shift = __builtin_ctzll(static_cast<uint64_t>(divisor));
                 const T below = static_cast<T>(divisor - 1);
