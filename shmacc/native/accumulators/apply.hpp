@@ -217,7 +217,8 @@ class Apply : public Operation {
     }
 
     // Contributors are stored in the lane of their gradient. A single gradient looks in its own lane for its
-    // contributor; a partial, and any gradient after a partial in the same round (RoundState::spread), in all lanes.
+    // contributor. A partial, and any gradient after a partial in the same round (RoundState::spread), looks in all
+    // lanes.
     bool contributors_everywhere(const ApplyRequest& request) const {
         return request.partial && !request.contributors.empty() && segment_.lanes().size() > 1;
     }

@@ -25,7 +25,7 @@ class MemberGradient {
     virtual uint64_t bytes() const = 0;  // of values
     virtual void sort() = 0;
 
-    // Bytes that `add` will need.
+    // How many rows and bytes `add` will need.
     struct Need {
         uint64_t new_rows = 0;
         uint64_t undo_rows = 0;

@@ -112,7 +112,7 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
     return words;
 }
 
-// Refuses a number that only a newer version with the same layout has. (The checksum is right: no damage.)
+// Refuses a number that only a newer version with this layout has. The checksum is right, so this is no damage.
 inline void refuse_unknown(uint32_t member, const char* what, uint32_t number, bool known) {
     if (!known)
         data_loss("member " + std::to_string(member) + " has " + what + " of number " + std::to_string(number) +

@@ -140,8 +140,8 @@ struct RoundHolder {
     int64_t since_ns;
 };
 
-// Whether an update of parameters by this round has begun (parameters/update.hpp). From its begin to its end, the
-// round's gradients do not change, even if no process holds the round.
+// Whether an update of parameters by this round has begun (parameters/update.hpp). From its start until it is in
+// (complete), the round's gradients do not change, even if no process holds the round.
 enum FinalPhase : uint64_t { kNotFinal, kUpdateBegun, kUpdateIn };
 struct FinalRound {
     uint64_t phase;
@@ -151,8 +151,8 @@ struct FinalRound {
     uint64_t parameters;  // Config::token of the updated parameters, kept for all later rounds; 0: none yet
 };
 
-// One of several copies of the same parameters, on several hosts: the last update that this copy has got. It has all
-// updates before that one, and no other change. All 0: it is no copy, or was changed in another way.
+// Names the last update of one of several copies of the same parameters, on several hosts. The copy has all updates
+// before that one, and no other change. All 0: it is no copy, or was changed in another way.
 struct Lineage {
     uint64_t phase;  // FinalRound::phase: kNotFinal
     uint64_t term;

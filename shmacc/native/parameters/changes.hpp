@@ -1,6 +1,6 @@
 // How an update or a restore changes one member of parameters: an array or a table.
 //
-// Everything that can fail, and all memory, is in `prepare`; it also says what will be saved. `change` saves and
+// `prepare` does everything that can fail, reserves all memory, and says what will be saved. `change` saves and
 // changes, after the journal is stamped, so it throws nothing (update.hpp).
 #pragma once
 
@@ -69,7 +69,7 @@ struct ChangedEntries {
     static constexpr uint64_t kPieceBytes = 4096;
 };
 
-// Adds the rows that have changed, or all `bytes` of the array, to a digest. T: the numbers' type; unsigned char: any.
+// Adds the rows that have changed, or all `bytes` of the array, to a digest. T: unsigned char for any numbers.
 template <class T>
 void add_changed(Digest& digest, const ChangedRows& rows, const unsigned char* array, uint64_t bytes,
                  uint64_t row_bytes) {

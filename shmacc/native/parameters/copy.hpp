@@ -27,7 +27,7 @@
 namespace shmacc {
 
 struct CopyChange {
-    std::optional<Lineage> parent;  // an update, for this copy only; none: new contents of everything, for any copy
+    std::optional<Lineage> parent;  // an update: the copy's lineage before it; nullopt: new contents of everything
     Lineage lineage;  // of the copy afterwards; an update's digest is computed
     int64_t step;  // of the copy afterwards
     int64_t begun;  // the step that its accumulator must reach

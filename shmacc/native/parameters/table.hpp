@@ -85,7 +85,7 @@ void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id
                     static_cast<T>(initial_of_slot(spec.optimizer, k)));
 }
 
-// Calls act(T{}) with the type of the numbers of parameters.
+// Calls act(T{}), where T is the type of the parameters' numbers.
 template <class Act>
 void with_number(bool is_double, Act act) {
     if (is_double)

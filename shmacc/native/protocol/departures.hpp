@@ -96,7 +96,7 @@ class Departures {
         });
         return found;
     }
-    // Needs all lanes' locks, after a sweep.
+    // Returns the departures that no wait was told of yet. Needs all lanes' locks, after a sweep.
     std::vector<Departure> news() {
         std::vector<Departure> news;
         for_each([&](uint32_t i) {

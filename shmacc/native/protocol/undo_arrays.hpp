@@ -19,7 +19,7 @@ class UndoLog {
         for (const auto& region : array.regions)
             saved_bytes_ += array.entries * undo_aligned(region.entry_bytes);
     }
-    // Reserves room for the log and for what it says will be saved, and writes the log.
+    // Reserves room for the log and for the entries that will be saved, and writes the log.
     void write(Lane& lane, LaneState& state) const {
         uint64_t bytes = 0;
         for (const Logged& one : arrays_) bytes += sizeof one.array + one.listed_bytes();

@@ -13,7 +13,7 @@ inline bool is_in_order(nb::handle error) {
     return code.is_none() || (PyLong_Check(code.ptr()) && PyObject_IsTrue(code.ptr()) == 0);
 }
 
-// The exception that the parent was handling when it forked this process; here Python never stops handling it.
+// The exception that the parent was handling when it forked this process; in the child Python never stops handling it.
 inline PyObject* parents_exception = nullptr;
 
 // Returns the exception to report. A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn

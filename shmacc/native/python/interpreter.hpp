@@ -118,8 +118,8 @@ inline void take_gil(PyThreadState* state) {
     call_python([state] { PyEval_RestoreThread(state); });
 }
 
-// The thread that shuts the interpreter down keeps the GIL: if it asked for the GIL again, `take_gil` could not
-// distinguish it from other threads. And no other thread could use the GIL meanwhile.
+// Releases the GIL while it exists, but not in the thread that shuts the interpreter down: `take_gil` could not
+// distinguish that thread from others. And no other thread could use the GIL meanwhile.
 class WithoutGil {
   public:
     WithoutGil() : state_(finalizing() ? nullptr : PyEval_SaveThread()) {}

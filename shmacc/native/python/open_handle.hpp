@@ -127,7 +127,7 @@ class OpenHandle {
         segment().check_file();
         return segment();
     }
-    // For an operation: keeps the segment open while another thread closes the handle.
+    // Returns a use for an operation: it keeps the segment open, even if another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
         // In a forked child: note this handle, since at its end the child must leave each one that it has used. This

@@ -11,8 +11,8 @@
 
 namespace shmacc {
 
-// Whether an object is a NumPy array of that type (NumPy's type number), not of a subclass, which an ArrayBuffer can
-// read directly.
+// Whether an ArrayBuffer can read an object directly: it is a NumPy array of that type (NumPy's type number), and of no
+// subclass.
 inline bool is_plain(PyObject* value, int type_number) {
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     return PyArray_CheckExact(value) && PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);

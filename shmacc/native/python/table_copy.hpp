@@ -46,7 +46,7 @@ class TableCopy {
         out["highest"] = compared_ > 0 ? rows_.back() : 0;
         out["least_count"] = least_;
         out["most_count"] = most_;
-        // Places that an operation assigned or freed during the copy: before it, they may have been in use. If nothing
+        // How many places an operation assigned or freed during the copy: they may have been in use before. If nothing
         // was committed meanwhile, only the places that the running operation has freed.
         out["changed"] = generation == known_.generation
                              ? freed_

@@ -121,7 +121,7 @@ class Operation {
         session.commit();
         let_others_go_on(session);
     }
-    // Call it before a wait for this round's end. True: the round was offered to this very thread, and is given up.
+    // Call it before a wait for this round's end. Returns true if the round was offered to this thread; it is given up.
     bool give_up_offered(const RoundHolder& holder) {
         switch (segment_.own_round().to_this_thread(holder)) {
             case OwnRound::Whose::kOthers:

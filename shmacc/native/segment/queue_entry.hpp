@@ -94,8 +94,7 @@ class HeadGrace {
         overdue_ = now >= until_;
         return !overdue_;
     }
-    // Whether the head's grace was over at the last call of must_wait: then the caller marks the head
-    // (Waiter::overdue).
+    // Whether the head's grace was over at the last must_wait: the caller then marks the head (Waiter::overdue).
     bool overdue() const { return overdue_; }
     int64_t until() const { return until_; }
 

@@ -11,7 +11,7 @@
 
 namespace shmacc {
 
-// The locks of one lane or several consecutive ones.
+// The locks of one lane, or of several consecutive lanes.
 class HeldLocks {
   public:
     explicit HeldLocks(OpenSegment& segment) : segment_(segment) {}
@@ -207,7 +207,7 @@ class LaneSession {
         lane().commit(state, members_);
         lane().give_back(before, state);
     }
-    // Commits the round, too, which counts from the lane's commit on.
+    // Commits the round and the lane. The round counts from the lane's commit on.
     void commit_with_round() {
         SHMACC_ASSERT(lane().has_begun());
         round.needs = state.generation + 1;

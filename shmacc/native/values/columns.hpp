@@ -177,7 +177,7 @@ inline void merge_columns(const std::vector<RowColumn>& columns, const std::vect
     }
 }
 
-// The array to which a member's part of a column of values is written: `size` rows or elements.
+// A caller's array, to which the values of one member are written: `size` rows or elements.
 struct Whole {
     unsigned char* memory;
     uint64_t size;

@@ -76,7 +76,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     return fits;
 }
 
-// Reduces a row as above. kWidth: the row's width, or 0 for any. kStreamed: writes past the caches (is_streamed).
+// Does what reduce_into does, for a row. kWidth: the row's width, or 0 for any. kStreamed: writes past the caches.
 template <uint64_t kWidth, bool kStreamed, class T>
 bool reduce_row(T* out, const T* sums, uint64_t width, int64_t contributions, const Reduce& reduce) {
     if constexpr (!kStreamed) return reduce_into(out, sums, kWidth ? kWidth : width, contributions, reduce);
