@@ -48,7 +48,7 @@ struct TakeRequest {
     bool seal;
     bool hold;  // opens the round instead of consuming it
     bool raise_departures;  // throws when workers are gone, instead of waiting on
-    ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
+    ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); kNoThread: the calling thread
 };
 
 // A sparse member's sums in each lane.
@@ -82,7 +82,7 @@ class LaneSums {
     std::optional<Merge<Combine>> merge_;
 };
 
-// A round as a take will hand it out, and what identifies the original. Make it with all lanes' locks.
+// A round as a take will hand it out, and numbers that tell whether the round has changed. Needs all lanes' locks.
 class RoundCopy {
   public:
     // heads: another take is the head of the queue and the round belongs to it, so this one gets nothing.

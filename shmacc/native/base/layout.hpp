@@ -21,8 +21,8 @@
 //   UndoLog       which rows the running apply changes in place, and their contributions before it
 //   UndoRows      copies of these rows from before the apply, one after the other
 //   Shapes        two shapes for each member, for rounds whose shape is not the declared one
-// and for each member of the lane, one of which is the set of contributors: a sparse member whose rows are the
-// contributors, of width 0:
+// and for each member of the lane; the last one is the set of contributors, a sparse member whose rows (of width 0)
+// are the contributors:
 //   Index0/1      hash table from row number to place; one is current, a larger one is built in the other
 //   Places        {row number, contributions} of each row in use, in order of first use
 //   Rows0         the rows' sums, one place after the other; for a dense member one of two buffers

@@ -163,7 +163,7 @@ class SegmentReader {
         each_undone(seen, undo_records, [&](const SavedRows& rows) { rows.put_back(places.data()); });
         return places;
     }
-    // Returns 1 for each row that has its committed sums, else 0; and where the other rows' sums begin in UndoRows.
+    // Returns 1 for each row that has its committed sums, else 0; and where UndoRows begins with the others' sums.
     std::pair<std::vector<char>, uint64_t> unchanged_rows(uint64_t undo_records) const {
         const Snapshot seen = snapshot();
         std::vector<char> unchanged(rows_of_round(seen), 1);

@@ -13,7 +13,7 @@
 
 namespace shmacc {
 
-// Philox4x32-10 of kLanes counters at a time: {block, 0, the id's lower half, its upper half}, with successive blocks.
+// Computes Philox4x32-10 for kLanes counters at once. A counter is {block, 0, the id's lower half, its upper half}.
 class RandomWords {
   public:
     static constexpr uint32_t kLanes = 4, kWords = 4 * kLanes;

@@ -269,7 +269,7 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
     // come between them.
     const uint64_t together =
         array.rows ? std::clamp<uint64_t>(kTogetherBytes / sizeof(T) / std::max<uint64_t>(width, 1), 1, 8) : 1;
-    if (array.total > 0 && array.count > 0) {  // an array, whose rows ascend
+    if (array.total > 0 && array.count > 0) {  // an array: its rows ascend
         const Entry<T> last = entry_of<Rule>(array, array.count - 1, width);
         SHMACC_ASSERT(last.at * array.stride + last.numbers <= array.total);
     }

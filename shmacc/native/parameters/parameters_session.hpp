@@ -23,8 +23,8 @@ class ParametersSession : public LaneSession {
 
     Member member(uint32_t number) { return Member(lane(), number, state); }
 
-    // Compares the tables to change with their indexes, if this process has not done so. Returns false if there is more
-    // to compare, but this process has held the lock for long.
+    // Compares the tables that will change with their indexes, if this process has not done so. Returns false if there
+    // is more to compare: others get the lock first, since this takes long.
     bool compare(const MemberChanges& changes) {
         constexpr uint64_t kMostRows = 1 << 20;
         for (const MemberChange* change : changes) {

@@ -52,7 +52,7 @@ class Lane {
     }
     const MemberSpecs& specs() const { return specs_; }
     const uint64_t (&hash_key() const)[4] { return hash_key_; }
-    // How much of the table of a member was compared. Needs the lock.
+    // How much of a member's table this process has compared. Needs the lock.
     Compared& compared(uint32_t member) { return compared_[member]; }
     // The number of members, plus 1 for the set of contributors.
     uint32_t member_count() const { return static_cast<uint32_t>(specs_.size()); }
@@ -101,7 +101,7 @@ class Lane {
         store_relaxed(header_.journal.records, records);
         compiler_barrier();
     }
-    // members: all that the operation has changed. Needs `begin` before.
+    // members: all members that the operation has changed. Needs `begin` before.
     inline void commit(LaneState& state, std::vector<Member>& members);
     void commit(LaneState& state) {
         SHMACC_ASSERT(lock_->is_mine());
@@ -152,9 +152,8 @@ class Lane {
         state.round = round;
         state.count = state.weight = 0;
     }
-    // After a restore, whose undo log has all old contents: lets its commit give the log's memory back. before: the
-    // state as it was before reserve_undo committed larger sizes; it gets these, so that `give_back` sees the
-    // difference.
+    // After a restore, lets its commit give the undo log's memory back: the log has all old contents. before: the state
+    // as it was before reserve_undo committed larger sizes. It gets these, so that `give_back` sees the difference.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);

@@ -16,7 +16,7 @@
 //           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
 //           of the two sides must see the other's store, or a waiter would sleep through a slice that should
 //           have ended early. So both sides have a full_barrier in between (every processor lets a load pass an
-//           earlier store). All other order is that a word is stored last and loaded first: a ticket after the
+//           earlier store). Otherwise it is enough to store a word last and to load it first: a ticket after the
 //           fields of its entry, a futex word after the change that it announces.
 //   death   a take or an apply may find an entry in front of it whose process is proved dead. It sweeps that
 //           entry, under a lane's lock.

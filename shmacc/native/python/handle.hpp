@@ -49,7 +49,7 @@ class Handle : public HandleRounds {
     bool apply_dense(nb::handle values, int64_t local_step, nb::handle terms) {
         return apply_one<GivenArray>(local_step, terms, values);
     }
-    // gradients: each is of another member.
+    // gradients: at most one of each member.
     bool apply_group(const nb::list& gradients, int64_t local_step, nb::handle terms, Answer* answer) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);

@@ -38,12 +38,12 @@ class HandleRounds : public OpenHandle {
     void note_taken(const RoundResult& taken) { reads_.note_own(taken.read()); }
     // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
     bool take_kept(RoundResult& taken) { return kept_.pass_on(taken); }
-    // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether there
-    // was anything to keep.
+    // Keeps a result that did not reach its caller for this handle's next take of the same sort (taken_round.hpp).
+    // Returns whether there was anything to keep.
     bool keep(nb::object taken) { return !closed() && kept_.keep(std::move(taken)); }
 
-    // Hands out the round as `take` would, but keeps it open until `consume_round`; meanwhile it takes no gradients of
-    // its step. The round belongs to this thread, or with a `caller` is offered to the caller's thread.
+    // Hands out the round as `take` would, but keeps it open until `consume_round`; no gradient of its step is accepted
+    // meanwhile. The round belongs to this thread, or with a `caller` is offered to the caller's thread.
     void open_round(RoundResult& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
                     bool raise_departures, const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);

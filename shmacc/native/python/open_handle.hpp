@@ -228,7 +228,7 @@ class OpenHandle {
         parameters_.erase(std::remove(parameters_.begin(), parameters_.end(), this), parameters_.end());
     }
     // The loop of a finished run ends without an error. But if a program attaches to the group of an earlier run and
-    // makes new parameters, these would stay untrained, and nobody would be told: so this throws. Parameters of this
+    // makes new parameters, these would stay untrained, and nobody would notice: so this throws. Parameters of this
     // process count as new if they are at an earlier step than the run, and the run has trained parameters that this
     // process does not have.
     void refuse_other_parameters() const {

@@ -79,7 +79,7 @@ inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first)
     return true;
 }
 
-using Declared = std::optional<nb::tuple>;  // none: any shape will do
+using Declared = std::optional<nb::tuple>;  // nullopt: any shape will do
 
 // Returns a dense member's gradient as a plain array; None: it is not plain.
 inline nb::object plain_value(nb::handle value, int type_number, const Declared& declared) {

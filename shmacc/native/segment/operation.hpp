@@ -110,7 +110,7 @@ class Operation {
             throw Error(Failure::kDeadlineExceeded, std::string("Another process kept the lock; ") + what,
                         {{"step", segment_.round().snapshot().step}});
     }
-    // Call it after a commit that others may have waited for.
+    // Wakes the calls that may go on after this commit.
     template <class Session>
     void let_others_go_on(Session& session) {
         session.release();

@@ -39,7 +39,7 @@ class Merge {
     static constexpr uint64_t kAhead = 32;
 
     void sort() {
-        order_ = ascending_order(keys_.data(), static_cast<uint32_t>(total_));  // equal rows: by source
+        order_ = ascending_order(keys_.data(), static_cast<uint32_t>(total_));  // equal rows in order of source
         std::vector<int64_t> distinct;
         distinct.reserve(total_);
         for (const uint32_t i : order_)

@@ -54,8 +54,8 @@ class SortedRows {
         : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width),
           ascending_(ascending) {}
 
-    // Sums repeats of a row in their order in the gradient (`a[i] += v` would lose them: numpy#16790). Such a row still
-    // counts as one contribution. (The rows of a partial do not repeat: gradient_checks.py.)
+    // Adds up the values of a row that occurs several times, in the gradient's order (`a[i] += v` would lose some:
+    // numpy#16790). Such a row still counts as one contribution. (A partial's rows do not repeat: gradient_checks.py.)
     void sort() {
         if (ascending_) return;
         distinct_ = distinct_rows(keys_, count_);
