@@ -93,7 +93,7 @@ inline uint64_t constrained_together(const MemberSpec& spec) {
     return std::max<uint64_t>(numbers, 1);
 }
 
-// Returns a region of an array, which is mapped from now on.
+// Maps a region of an array, if it is not mapped yet, and returns it.
 inline unsigned char* changed_region(Member& member, uint32_t region, uint64_t bytes) {
     if (bytes > member.state.reserved[kArrayRegions[region]])
         data_loss("an array is larger than what is reserved for it");

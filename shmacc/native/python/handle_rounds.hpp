@@ -90,7 +90,7 @@ class HandleRounds : public OpenHandle {
     void check_departures() {
         run<Take>([&](Take& act) { act.check_departures(); });
     }
-    // Returns whether the round was still open. After an error it still is, so the caller may try again.
+    // Returns whether the round was still open. After an error it still is, except if its update has begun.
     bool consume_round(uint64_t serial) {
         segment();
         if (!rounds_.has(serial)) return false;
