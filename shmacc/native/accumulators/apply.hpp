@@ -56,7 +56,7 @@ class Apply : public Operation {
         }
     }
 
-    // Drops a gradient that does not fit the round if it is stale. Returns whether it was.
+    // For a gradient that does not fit the round: drops it if it is stale, and returns whether it was.
     bool drop_if_stale(ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock, kAppliesIt);
         LaneSession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
@@ -107,7 +107,7 @@ class Apply : public Operation {
     struct Attempt {
         bool everywhere;  // it needs all lanes' locks
         bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
-        bool given_back = false;  // memory of past rounds, and since then it has not waited
+        bool given_back = false;  // it gave back memory of past rounds, and has not waited since then
         HeadGrace grace = {};
         Refused refused = {};
     };
@@ -128,7 +128,7 @@ class Apply : public Operation {
         Verdict after_refusal() const { return pending == 0 ? but(kGiveBack) : but(kWait, kWaitsForRoom); }
     };
 
-    // Changes nothing, except that what dead processes left in the lanes and the queue is put in order.
+    // Decides what the apply does next. Changes nothing, but cleans up after dead processes in the lanes and the queue.
     Verdict judge(LaneSession& session, ApplyRequest& request, Attempt& attempt) {
         const bool open = round_is_open(session.round);
         const bool closed = open || is_final(session.round);
@@ -217,7 +217,8 @@ class Apply : public Operation {
     }
 
     // Contributors are stored in the lane of their gradient. A single gradient looks in its own lane for its
-    // contributor; a partial, and any gradient after a partial in the same round (RoundState::spread), in all lanes.
+    // contributor. A partial, and any gradient after a partial in the same round (RoundState::spread), looks in all
+    // lanes.
     bool contributors_everywhere(const ApplyRequest& request) const {
         return request.partial && !request.contributors.empty() && segment_.lanes().size() > 1;
     }
@@ -259,15 +260,15 @@ class Apply : public Operation {
         return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // False: the gradient needs memory that is kept free for others, and nothing has changed. Regions grow only in
-    // `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry has been written. `roll_back`
-    // gives back the regions that grew before one was refused; no commit has recorded them. Only room for the undo
-    // may be recorded, if nothing else had to grow; the next attempt needs it as well. A death meanwhile leaves pages
-    // that no commit records, as in any apply that grows.
+    // Adds the gradient. Returns false if it needs memory that is kept free for others; then nothing has changed.
+    // Regions grow only in `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry has been
+    // written. `roll_back` gives back the regions that grew before one was refused; no commit has recorded them. Only
+    // room for the undo log may be recorded, if nothing else had to grow; the next attempt needs it as well. A death
+    // meanwhile leaves pages that no commit records, as in any apply that grows.
     //
-    // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If none
-    // are, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give that back first,
-    // and a gradient that still does not fit is an error.
+    // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If no
+    // gradient is pending, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give
+    // that back first, and a gradient that still does not fit is an error.
     bool put_in_if_room(LaneSession& session, const ApplyRequest& request, ActivityScope& activity,
                         const Verdict& verdict, Attempt& attempt) {
         activity.now(kApplies);
@@ -291,8 +292,8 @@ class Apply : public Operation {
         session.commit();
         return true;
     }
-    // For display only: how old a gradient without a step can be. Its process read the parameters after its last
-    // apply, so the gradient is at most as old as that. A death may leave some of these stores undone.
+    // For display only: how old a gradient without a step can be. Its process read the parameters after its last apply,
+    // so the gradient is at most as old as that. A death may keep some of these stores from happening.
     void note_unchecked(LaneSession& session, const ApplyRequest& request) {
         const Participant& entry = segment_.presence().own();
         if (!has_applied(entry) || request.partial) return;
@@ -304,7 +305,7 @@ class Apply : public Operation {
         store_relaxed(seen.steps, seen.steps + counted);
         if (counted > seen.most_steps) store_relaxed(seen.most_steps, counted);
     }
-    // Takes all locks itself. False: it gave nothing back, since the round is not empty any more or takes no gradients.
+    // Takes all locks itself. Returns false, without a change, if the round is not empty or takes no gradients.
     bool give_memory_back(ActivityScope& activity, int64_t deadline, const Refused& refused) {
         activity.now(kWaitsForLock);
         AllLanesSession session(segment_, lock_deadline(deadline), interruption_);

@@ -25,13 +25,13 @@ class MemberGradient {
     virtual uint64_t bytes() const = 0;  // of values
     virtual void sort() = 0;
 
-    // Bytes that `add` will need.
+    // How many rows and bytes `add` will need.
     struct Need {
         uint64_t new_rows = 0;
         uint64_t undo_rows = 0;
         uint64_t undo_bytes = 0;
     };
-    // Reserves memory, under the lane's lock. If it throws, the next commit shows no change.
+    // Reserves memory, under the lane's lock. If it throws, nothing that is committed has changed.
     virtual Need prepare(Member& member) = 0;
     // Adds the gradient, between Lane::begin and the commit.
     virtual void add(Member& member, Undo& undo) = 0;
@@ -55,7 +55,7 @@ class SparseMemberGradient : public MemberGradient {
     using T = typename Combine::Number;
 
   public:
-    // counts: as for SortedRows. All arrays must outlive this.
+    // counts: see SortedRows. All arrays must outlive this.
     SparseMemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight, const int64_t* keys,
                          const T* values, const int64_t* counts, uint32_t rows, uint64_t width, bool ascending)
         : MemberGradient(member, std::move(dims), count, weight), width_(width),

@@ -9,10 +9,10 @@
 // entry: how much later than the mean of the others the last gradient came. The entry with the least time makes room
 // for a new one, so contributors that are late again and again stay, with all that they have added since they came.
 //
-// Everything here is written with all lanes' locks, by plain stores without a checksum, and never read by the
-// protocol. A process that dies between these stores and its commit has counted time that did pass, once. One that dies
-// among them leaves sums of which each is right or lacks this round. Bytes that somebody else scribbled show as
-// wrong numbers.
+// Everything here is written with all lanes' locks, by plain stores without a checksum, and never read by the protocol.
+// A process that dies after these stores, before its commit, has counted time that did pass, once. A process that dies
+// between two of these stores leaves each sum either right or without this round. Bytes that other code has overwritten
+// show as wrong numbers.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class PaceKeeper {
   public:
     explicit PaceKeeper(OpenSegment& segment) : segment_(segment), pace_(segment.header().pace) {}
 
-    // A take that was called at `called` and required so many gradients is about to get this round.
+    // A take is about to get this round. called: when it was called; required: how many gradients it required.
     void got(const RoundState& round, int64_t required, int64_t gradients, int64_t called) {
         SHMACC_ASSERT(segment_.has_all_locks());
         const int64_t until = pace_.until_ns, now = timestamp_ns(), from = std::max(called, until);

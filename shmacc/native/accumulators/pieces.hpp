@@ -164,7 +164,7 @@ class ReducedPieces {
                 .of_member(specs_[static_cast<size_t>(line.number)].name);
         sum.length = line.length;  // used for a dense member only
     }
-    // Reduces one member. False: a result does not fit.
+    // Reduces one member. Returns false if a result does not fit.
     template <class Combine>
     bool reduce(ColumnsWriter& writer, const PartHeader& sum, const std::vector<PieceReader*>& own) const {
         using T = typename Combine::Number;

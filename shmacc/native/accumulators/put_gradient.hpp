@@ -6,10 +6,10 @@
 
 namespace shmacc {
 
-// A gradient, or the sum of some (a partial).
+// A gradient, or a partial: the sum of several gradients.
 struct ApplyRequest {
     int64_t local_step;
-    uint64_t timeline;  // in which the step was read (python/timeline.hpp)
+    uint64_t timeline;  // the timeline in which the step was read (python/timeline.hpp)
     int64_t count;
     int64_t weight;
     MemberGradient* const* members;
@@ -18,8 +18,8 @@ struct ApplyRequest {
     // If a contributor is in the round already, a partial fails, and a single gradient is accepted but not added.
     bool partial;
     int64_t deadline;
-    uint64_t behind;  // set by the operation: the current timeline, if the gradient was dropped as of an older one; or 0
-    bool repeated = false;  // set by the operation: its contributor was in the round already
+    uint64_t behind;  // set by the operation: the current timeline, if the gradient is of an older one; else 0
+    bool repeated = false;  // set by the operation: whether its contributor was in the round already
 };
 
 class PutGradient {
@@ -102,7 +102,7 @@ class PutGradient {
             if (other.state.round == session_.round.round) check_shape(other, gradient.dims());
         }
     }
-    // Adds the member's name, if it has one, to its error.
+    // Calls act for each member's gradient. Adds the member's name, if it has one, to an error.
     template <class Act>
     void of_each(Act act) {
         for (size_t i = 0; i < request_.member_count; ++i) {

@@ -28,7 +28,7 @@ struct TakenMember : MemberInRound {
 
 struct Taken {
     uint64_t serial;  // the serial of the round that the take opened; 0: it opened none
-    uint64_t half_updated;  // Config::token of the parameters if that round's update has begun and is not in; else 0
+    uint64_t half_updated;  // Config::token of the parameters if that round's update has begun, but is not in; else 0
     int64_t count;  // of gradients, which may be more than were required (tensorflow#24005)
     int64_t weight;
     int64_t step;
@@ -48,7 +48,7 @@ struct TakeRequest {
     bool seal;
     bool hold;  // opens the round instead of consuming it
     bool raise_departures;  // throws when workers are gone, instead of waiting on
-    ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); none: the calling thread
+    ThreadNumber loop_thread;  // the thread that the round is opened for (OwnRound); kNoThread: the calling thread
 };
 
 // A sparse member's sums in each lane.
@@ -72,7 +72,7 @@ class LaneSums {
     }
     uint64_t rows() const { return merge_ ? merge_->rows() : in_lanes_[0].state.rows; }
 
-    // All rows, ascending, reduced. False: a result does not fit.
+    // Writes all rows, reduced, in ascending order. Returns false if a result does not fit.
     bool read(RowTargets<T>& to, const Reduce& reduce) {
         return merge_ ? merge_->read(to, reduce) : SparseSums<Combine>(in_lanes_[0]).read(to, reduce);
     }
@@ -82,7 +82,7 @@ class LaneSums {
     std::optional<Merge<Combine>> merge_;
 };
 
-// A round as a take will hand it out, and what identifies the original. Make it with all lanes' locks.
+// A round as a take will hand it out, and numbers that tell whether the round has changed. Needs all lanes' locks.
 class RoundCopy {
   public:
     // heads: another take is the head of the queue and the round belongs to it, so this one gets nothing.
@@ -113,7 +113,7 @@ class RoundCopy {
         read_rows(set, taken.contributors, none, ones, 0, not_reduced());
     }
 
-    // Every change of a round increments its number or `applied`, or changes the step (set_step).
+    // Whether nothing has changed since: each change of a round changes its number, `applied`, or the step (set_step).
     bool is_of(const AllLanesSession& session, bool heads) const {
         return nothing_ == heads && round_ == session.state.round && applied_ == session.applied() &&
                taken.step == session.state.step;

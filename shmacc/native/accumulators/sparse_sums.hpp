@@ -24,7 +24,7 @@ class SparseSums {
         std::unique_ptr<Run[]> runs;
         uint32_t count = 0;
         uint64_t fresh = 0;  // rows that have no sums yet
-        uint64_t end_of_old = 0;  // one past the last place of a row that has
+        uint64_t end_of_old = 0;  // one past the last place of a row that has sums
         const Run* begin() const { return runs.get(); }
         const Run* end() const { return runs.get() + count; }
     };
@@ -34,7 +34,7 @@ class SparseSums {
     void add(const SortedRows<Combine>& gradient, const Found& found, Undo& undo);
     // Whether there are sums for any of these rows. The rows must ascend.
     bool has_any(const int64_t* keys, uint32_t count);
-    // All rows, ascending, reduced. False: a result does not fit the dtype.
+    // Writes all rows, reduced, in ascending order. Returns false if a result does not fit the dtype.
     bool read(RowTargets<T>& to, const Reduce& reduce);
 
   private:
@@ -156,7 +156,7 @@ class SparseSums {
         if (!fits) SortedRows<Combine>::sum_overflows();
     }
 
-    // In a damaged segment the number may be anything, and the sum wrap around; in a sound one it cannot.
+    // The number fits in a sound segment. In a damaged one it may be anything, and the sum may wrap around.
     static void add_contributions(RowPlace& place, int64_t more) {
         place.contributions = static_cast<int64_t>(static_cast<uint64_t>(place.contributions) +
                                                    static_cast<uint64_t>(more));

@@ -45,7 +45,7 @@ class Step : public Operation {
         return {dropped, session.state.restores};
     }
 
-    // Ties the accumulator to the parameters with that token. False: it belongs to other parameters.
+    // Ties the accumulator to the parameters with that token. Returns false if it belongs to other parameters.
     bool belong_to(uint64_t parameters) {
         if (segment_.round().snapshot().final.parameters == parameters) return true;
         AllLanesSession session(segment_, monotonic_ns() + kLockPatience, interruption_);
@@ -79,7 +79,7 @@ class Step : public Operation {
                                       raise_departures);
         return At(round.step, round.restores);
     }
-    // Waits until the step or the timeline differs from `last`. none: the accumulator is finished.
+    // Waits until the step or the timeline differs from `last`. Returns nullopt if the accumulator is finished.
     std::optional<At> next_step(const std::optional<At>& last, int64_t deadline, bool raise_departures) {
         const auto is_new = [&](const RoundState& now) {
             return segment_.finished(now) || last != At(now.step, now.restores);

@@ -56,7 +56,7 @@ class Take : public Operation {
                     break;
                 case Verdict::kTimeOut:
                     deadline_exceeded(request, attempt.dropped_before, missed(session, entry.joined()));
-                case Verdict::kJoin:  // then once more: nothing that happens from here on is missed
+                case Verdict::kJoin:  // then judges once more: nothing that happens from here on is missed
                     wake_next(verdict);
                     entry.join(request.num_required);
                     break;
@@ -72,8 +72,8 @@ class Take : public Operation {
         }
     }
 
-    // Consumes the round that `take` has opened. False: a new step has ended it already, or it was given up.
-    // updated: this process knows that the round's update is in.
+    // Consumes the round that `take` has opened. Returns false if a new step has ended it already, or it was given up.
+    // updated: this process knows that the round's update is complete.
     bool consume_round(uint64_t serial, bool updated) {
         ActivityScope activity(segment_, kWaitsForLock, kTakesIt);
         AllLanesSession session(segment_, kForever, interruption_);
@@ -147,7 +147,7 @@ class Take : public Operation {
         RoundHolder in_the_way = {};  // else: the holder of the open round, if there is one
     };
 
-    // Changes nothing, except that dead takes at the head of the queue are removed.
+    // Decides what the take does next. Changes nothing, but removes dead takes at the head of the queue.
     Verdict judge(AllLanesSession& session, const TakeRequest& request, const QueueEntry& entry) {
         if (request.advance_step) refuse_if_finished(session.state);
         const uint32_t head = segment_.living_head(0);
@@ -166,7 +166,7 @@ class Take : public Operation {
         return {what, false, heads ? head : WaitQueue::kNobody, open ? session.state.holder : RoundHolder{}};
     }
 
-    // Copies the round, unless the last attempt's copy is still current. True: signals are handled before the commit.
+    // Copies the round, if the last attempt's copy is not current. Returns whether to handle signals before the commit.
     bool copies_anew(AllLanesSession& session, const TakeRequest& request, const Verdict& verdict,
                      Attempt& attempt) {
         if (attempt.copy && attempt.copy->is_of(session, verdict.nothing)) return false;
@@ -175,7 +175,7 @@ class Take : public Operation {
         return attempt.copy->bytes() > kQuickCopy && attempt.looks++ < kLooks;
     }
 
-    // Commits: the round is consumed, or open.
+    // Consumes or opens the round, by a commit, and hands out its copy.
     void hand_out(AllLanesSession& session, const TakeRequest& request, Attempt& attempt,
                   ActivityScope& activity, std::optional<Taken>& taken) {
         PaceKeeper(segment_).got(session.state, request.num_required, session.count(), attempt.called);
@@ -226,8 +226,7 @@ class Take : public Operation {
         lost.erase(lost.begin(), lost.begin() + more);
         return "; gone: " + in_words(lost) + (more ? "; and " + std::to_string(more) + " earlier" : "");
     }
-    // Throws if workers have died or failed. Each departure ends the wait of one take
-    // (departures.hpp).
+    // Throws if workers have died or failed. Each departure ends the wait of one take (departures.hpp).
     void raise_departures(AllLanesSession& session) {
         segment_.wait_queue().sweep();
         const std::vector<Departure> news = segment_.departures().news();
@@ -280,7 +279,7 @@ class Take : public Operation {
     static constexpr int kLooks = 2;
     static constexpr std::size_t kNamed = 3;  // processes that a message names
 
-    // A final round that nobody holds gives no partials. A take without `hold` gets it only if its update is in.
+    // A final round that nobody holds gives no partials. A take without `hold` gets it only if its update is complete.
     static void check_may_take(const RoundState& round, const TakeRequest& request, bool first) {
         if (!request.advance_step) refuse_in_update(round, "No partial can be taken");
         if (first && !request.hold && round.final.phase == kUpdateBegun)

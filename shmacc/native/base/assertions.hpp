@@ -1,16 +1,17 @@
-// Assertions of what a function relies on, or ensures, where it writes shared memory.
+// Assertions: what a function relies on or ensures where it writes shared memory.
 //
-// They are true even if other processes die at any instruction, or write anything into the segment at any time: so they
-// speak of what this process has done and checked, which is in its own memory. What it finds wrong in the segment is an
-// error (data_loss). An assertion that fails is a fault of this library, or of what has written over its memory.
+// An assertion must hold even if other processes die at any instruction, or write anything into the segment at any
+// time. So it speaks only of what this process has done and checked, which is in its own memory. What it finds wrong in
+// the segment is an error instead (data_loss). If an assertion fails, this library has a fault, or other code has
+// written over its memory.
 //
-// Such an operation ends where it is, as if its process had died there: with InternalError, and nothing undone by
-// memory that may be wrong (`Sound`). So at each instant the argument for a death holds, with two differences. Locks are
-// released by destructors in place of the kernel, and then the next owner, which may be this process, undoes what did not
-// commit. And the process lives on: an open round of it stays open until its block ends. Therefore nothing is asserted
-// between a commit that opens a round and the note of it (Take::hand_out). Beside its operations the process remembers
-// only what it has proved before (Mapping::proved, Compared, WaitQueue::Known); `Lane::current` begins anew.
-// In a destructor, the failure ends the process.
+// A failed assertion ends the operation where it is, as if its process had died there: it throws InternalError, and
+// nothing is undone by memory that may be wrong (`Sound`). So the argument for a death holds at each instant, with two
+// differences. Destructors release the locks, not the kernel; the next owner, which may be this process, then undoes
+// what did not commit. And the process lives on: a round that it has open stays open until its block ends. Therefore
+// nothing is asserted between a commit that opens a round and the note of it (Take::hand_out). After the operation, the
+// process remembers only what it has proved before (Mapping::proved, Compared, WaitQueue::Known); `Lane::current`
+// begins anew. In a destructor, a failed assertion ends the process.
 #pragma once
 
 #include <cstring>

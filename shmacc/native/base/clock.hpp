@@ -14,8 +14,8 @@ inline int64_t clock_ns(clockid_t clock) {
 }
 inline int64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
-// How far this process's clocks are ahead of the machine's: a time namespace, as of a container that was moved,
-// has clocks of its own.
+// How far this process's clocks are ahead of the machine's. They differ in a time namespace, such as that of a
+// container that was moved from another machine.
 struct ClockOffset {
     std::atomic<int64_t> monotonic_ns{0};
     std::atomic<int64_t> boottime_ns{0};
@@ -49,8 +49,7 @@ class Interruption {
   public:
     virtual ~Interruption() = default;
     virtual void check() = 0;
-    // Whether every event that `check` looks for also ends a futex wait, as a signal to this very thread
-    // does.
+    // Whether every event that `check` looks for also ends a futex wait, as a signal to this very thread does.
     virtual bool ends_sleep() const = 0;
 };
 

@@ -29,7 +29,7 @@ struct MemberSpec {
     uint64_t highest;
     std::string name = {};
 
-    // The declared dims of a round's values (sparse: without the first); none if some are unknown.
+    // The declared dims of a round's values (sparse: without the first). nullopt: not all of them are known.
     std::optional<Dims> round = {};
     OptimizerSpec optimizer = {};  // only for parameters
     TableSpec table = {};  // only for a table; its declared dims are those of a row
@@ -112,8 +112,7 @@ inline std::vector<uint64_t> pack_directory(const MemberSpecs& members) {
     return words;
 }
 
-// Refuses a number that only a newer version with the same layout has. The checksum is right, so this is no
-// damage.
+// Refuses a number that only a newer version with this layout has. The checksum is right, so this is no damage.
 inline void refuse_unknown(uint32_t member, const char* what, uint32_t number, bool known) {
     if (!known)
         data_loss("member " + std::to_string(member) + " has " + what + " of number " + std::to_string(number) +

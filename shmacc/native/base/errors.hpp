@@ -10,7 +10,7 @@
 
 namespace shmacc {
 
-// The classes of shmacc.errors; module.cpp turns one into the other by name.
+// Each names a class of shmacc.errors, which module.cpp raises.
 enum class Failure {
     kInvalidArgument,
     kDeadlineExceeded,
@@ -30,7 +30,7 @@ enum class Failure {
 
 class Error : public std::exception {
   public:
-    // Attributes of the class in shmacc.errors: numbers, tuples of numbers, and tuples of texts.
+    // Attributes that the Python exception gets: numbers, tuples of numbers, and tuples of texts.
     using Fields = std::vector<std::pair<const char*, int64_t>>;
     using Lists = std::vector<std::pair<const char*, std::vector<int64_t>>>;
     using Texts = std::vector<std::pair<const char*, std::vector<std::string>>>;

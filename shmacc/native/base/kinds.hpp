@@ -8,7 +8,7 @@
 
 namespace shmacc {
 
-// A number of the layout and its name. Python has no others (python/layout.cpp passes on all tables of them).
+// A number of the layout and its name. Python gets all tables of them from python/layout.cpp, and has no others.
 struct NamedNumber {
     uint32_t number;
     const char* name;
@@ -53,7 +53,7 @@ static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimize
 // An option is a bit that is added to an optimizer's kind.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr NamedNumber kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
-// What holds of the rows that an update changes (parameters/constraints.hpp). Its number is added to an optimizer's kind.
+// What the rows that an update changes must fulfil (parameters/constraints.hpp). It is added to an optimizer's kind.
 enum ConstraintKind : uint32_t {
     kNoConstraint,
     kUnitNorm = 0x1000,
@@ -67,8 +67,8 @@ constexpr NamedNumber kConstraintNames[] = {{kUnitNorm, "UnitNorm"},
                                             {kNonNeg, "NonNeg"},
                                             {kClip, "Clip"}};
 
-// Never changed. numbers: the fields of the class in optim.py, in their order; the learning rate comes first. With
-// kWeightDecay the fifth number is the weight decay. The last two are those of the constraint.
+// An optimizer and its numbers; never changed. numbers: the fields of the class in optim.py, in their order; the
+// learning rate comes first. With kWeightDecay the fifth is the weight decay. The last two belong to the constraint.
 struct OptimizerSpec {
     static constexpr size_t kOwnNumbers = 5;
 

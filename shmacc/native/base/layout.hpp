@@ -21,8 +21,8 @@
 //   UndoLog       which rows the running apply changes in place, and their contributions before it
 //   UndoRows      copies of these rows from before the apply, one after the other
 //   Shapes        two shapes for each member, for rounds whose shape is not the declared one
-// and for each member of the lane, one of which is the set of contributors: a sparse member whose rows are the
-// contributors, of width 0:
+// and for each member of the lane; the last one is the set of contributors, a sparse member whose rows (of width 0)
+// are the contributors:
 //   Index0/1      hash table from row number to place; one is current, a larger one is built in the other
 //   Places        {row number, contributions} of each row in use, in order of first use
 //   Rows0         the rows' sums, one place after the other; for a dense member one of two buffers
@@ -39,8 +39,8 @@
 // All words are native and little-endian. The version is checked first, so a segment of another layout is
 // refused, never misread.
 //
-// All that two processes must agree on stands here and in the four files that this one includes, and Python
-// reads it from there (python/layout.cpp).
+// Everything that two processes must agree on stands in this file and in the four files that it includes. Python reads
+// it from them (python/layout.cpp).
 #pragma once
 
 #include <algorithm>
@@ -140,8 +140,8 @@ struct RoundHolder {
     int64_t since_ns;
 };
 
-// Whether an update of parameters by this round has begun (parameters/update.hpp). From then until the update is
-// in, the round's gradients do not change, even if no process holds the round.
+// Whether an update of parameters by this round has begun (parameters/update.hpp). From its start until it is in
+// (complete), the round's gradients do not change, even if no process holds the round.
 enum FinalPhase : uint64_t { kNotFinal, kUpdateBegun, kUpdateIn };
 struct FinalRound {
     uint64_t phase;
@@ -151,8 +151,8 @@ struct FinalRound {
     uint64_t parameters;  // Config::token of the updated parameters, kept for all later rounds; 0: none yet
 };
 
-// Parameters can be one of several copies, on several hosts. These numbers name the last update that the copy has; it
-// has those before it, too, and nothing else. All 0: it is no copy, or something else has changed it.
+// Names the last update of one of several copies of the same parameters, on several hosts. The copy has all updates
+// before that one, and no other change. All 0: it is no copy, or was changed in another way.
 struct Lineage {
     uint64_t phase;  // FinalRound::phase: kNotFinal
     uint64_t term;
@@ -172,7 +172,7 @@ struct RoundState {
     uint64_t opened;  // rounds that were opened, ever
     union {
         uint64_t spread;  // the number of the round in which contributors may be in other lanes than their own
-        int64_t begun;  // a copy of parameters: gradients of earlier steps may be computed from half a change
+        int64_t begun;  // a copy of parameters: gradients of steps before this may come from a half-made change
     };
     uint64_t needs;  // the record is valid from this generation of the first lane on
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
@@ -276,8 +276,8 @@ struct Fairness {
     int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only processes that slept may take a permit; 0: all may
 };
 
-// The contributor (or, as a negative number, the pid of a process that names none) that was the last of `rounds`
-// rounds, and by how much later than the mean of the others.
+// Who was the last of a round, how often, and how much later than the mean of the others. who: a contributor, or the
+// pid of a process that names none, as a negative number.
 struct Late {
     int64_t who;
     uint64_t rounds;  // 0: a free entry
@@ -287,7 +287,7 @@ constexpr uint32_t kLate = 16;
 
 // How the time of the segment was spent; for display only (pace.hpp).
 struct Pace {
-    int64_t until_ns;  // all time until then is counted in the next three; 0: none
+    int64_t until_ns;  // the next three fields count the time until then; 0: nothing is counted yet
     uint64_t waiting_ns;
     uint64_t block_ns;
     uint64_t between_ns;
@@ -296,16 +296,16 @@ struct Pace {
 // The gradients that a lane accepted with local_step = kNeverStale. For display only.
 struct Unchecked {
     uint64_t gradients;
-    uint64_t steps;  // sum, over these gradients, of the steps since the same process's last one
+    uint64_t steps;  // sum, over these gradients, of the steps since the same process's gradient before
     uint64_t most_steps;
 };
 constexpr int64_t kNeverStale = INT64_MAX;
 
-// Header::keeper of a segment that was made without unlink_on_close, and of one that was made with it, until its maker
-// has attached.
+// Values of Header::keeper. kNotKept: the segment was made without unlink_on_close. kToBeKept: it was made with
+// unlink_on_close, and its maker has not attached yet.
 constexpr uint64_t kNotKept = 0, kToBeKept = 1;
 
-// A number of bytes of /dev/shm, with a digest of it in the upper 16 bits: one store changes both.
+// Packs a number of bytes and a digest of it (the upper 16 bits) into one word, so that one store changes both.
 constexpr uint64_t kMostKept = (uint64_t{1} << 48) - 1;
 inline uint64_t kept_word(uint64_t bytes) {
     const uint64_t kept = std::min(bytes, kMostKept);

@@ -145,12 +145,13 @@ class Mapping {
 
     // Under the lock: reserves [from, to) of a region. committed: how many bytes the committed state records as
     // reserved; more than `from` if the operation has given memory up. The kernel makes all pages at once, at a third
-    // of the cost of a fault for each page; if it refuses, they come by faults. An error gives back the pages above the recorded size; they are empty.
+    // of the cost of a fault for each page; if it refuses, they come by faults. An error gives back the (empty) pages
+    // above the recorded size.
     //
-    // Room is checked before the growth, so that it does not even briefly take memory that is kept for others.
-    // The room is checked again afterwards: lanes and segments that grow at the same time may all have seen the
-    // same free memory. The second check counts what the others have reserved by then: so after a growth that
-    // succeeded, the kept memory is free.
+    // Room is checked before the growth, so that the growth does not even briefly take memory that is kept for others.
+    // It is checked again afterwards, because lanes and segments that grow at the same time may all have seen the same
+    // free memory. The second check counts what they have reserved, so after a growth that succeeds, kept memory is
+    // free.
     void grow(uint32_t region, uint64_t from, uint64_t to, uint64_t committed) {
         if (to > kRegionSpan)
             throw Error(Failure::kResourceExhausted, "More than 2**40 bytes in one region of a segment");
@@ -173,8 +174,8 @@ class Mapping {
         madvise(regions_[region].base + from / kPage * kPage, to - from / kPage * kPage, MADV_POPULATE_WRITE);
     }
 
-    // Under the lock: gives the pages of a region from `from` on back to the system; the file keeps its size. False:
-    // the pages stay the segment's, with what they contain, until the region is punched again. A filesystem may refuse.
+    // Under the lock: gives the pages of a region from `from` on back to the system; the file keeps its size. Returns
+    // false if the filesystem refuses: the pages and their contents stay until the region is punched again.
     bool punch(uint32_t region, uint64_t from) {
         from = page_up(from);
         SHMACC_ASSERT(from <= kRegionSpan);
@@ -182,8 +183,7 @@ class Mapping {
         return make_hole(offset_of(region) + from, offset_of(region + 1));
     }
 
-    // With all locks: punches what is above the recorded sizes of all regions. recorded(region): such a size. False: as
-    // for `punch`.
+    // With all locks: punches each region above its recorded size, recorded(region). Returns false as `punch` does.
     template <class Recorded>
     bool punch_unrecorded(Recorded recorded) {
         bool done = true;

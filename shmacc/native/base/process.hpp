@@ -63,8 +63,8 @@ inline uint64_t inode_of(const char* path) {
     return stat(path, &found) == 0 ? found.st_ino : 0;
 }
 
-// The file has the offsets of the children's time namespace, which is this process's own if it has not just
-// unshared it. Without the file (Linux before 5.6, no /proc) there are no offsets.
+// The file has the offsets of the time namespace of future children. It counts only if this process is in the same one,
+// that is, has not just unshared it. Without the file (Linux before 5.6, no /proc) there are no offsets.
 inline void read_clock_offset() {
     int64_t monotonic_ns = 0, boottime_ns = 0;
     char text[256];
@@ -102,7 +102,7 @@ inline uint64_t own_start_ticks() {
 inline uint64_t fresh_bits() {
     uint64_t bits = 0;
     while (getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
-        if (errno != EINTR)  // a filter of system calls: once the system has started, there are always 8 bytes
+        if (errno != EINTR)  // a filter of system calls refuses: a system that has started always has 8 bytes
             throw Error(Failure::kFailedPrecondition,
                         std::string("The system gives no random numbers (getrandom: ") +
                             std::strerror(errno) + "), by which processes are told apart");

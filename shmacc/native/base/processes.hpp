@@ -84,7 +84,7 @@ enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits =
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// The content of a contributor's place (RowPlace::applier): the process that applied. Greater than kNobodys.
+// Which process applied, in a contributor's place (RowPlace::applier). Always greater than kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 
@@ -99,13 +99,13 @@ struct Participant {
     int64_t seen_ns;
     int64_t applied_ns;  // last accepted apply; 0: none
     int64_t applied_step;  // global step at the last accepted apply
-    int64_t contributor;  // of the last accepted apply, or until then that of an apply or replica to come; -1: none
+    int64_t contributor;  // of the last accepted apply; before the first, of an announced apply or replica; -1: none
     uint32_t pid;
     uint32_t activity;
     uint64_t applied;
     uint64_t dropped;
     uint64_t taken;
-    uint64_t told;  // how many of its failures were told; see Presence
+    uint64_t told;  // how many of its failures some wait was told of; see Presence
     uint64_t given_up;  // serial of the last round that it gave up; see RoundHolder
     int64_t took_ns;  // when it last took, or opened a round; 0: never
     uint32_t failures;

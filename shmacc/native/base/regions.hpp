@@ -8,7 +8,7 @@
 
 namespace shmacc {
 
-// The numbers of the file's regions. After the fixed regions come those of each lane: its own, then its members'.
+// The numbers of the file's regions. After the fixed regions come each lane's own regions, and its members'.
 enum Region : uint32_t {
     kHeaderRegion,
     kDirectoryRegion,

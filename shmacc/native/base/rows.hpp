@@ -16,7 +16,7 @@ struct RowPlace {
         int64_t stamp;  // table: stamp_of_given, stamp_of_free
     };
 };
-// Stamps of a table's place: the operation that committed this generation gave the place to an id, or freed it.
+// Stamps of a table's place: the operation that committed `generation` gave the place to an id, or freed it.
 constexpr int64_t stamp_of_given(uint64_t generation) { return static_cast<int64_t>(generation << 1); }
 constexpr int64_t stamp_of_free(uint64_t generation) { return static_cast<int64_t>(generation << 1 | 1); }
 
@@ -32,8 +32,8 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 constexpr uint64_t kMaxRows = 0xfffffff0u;  // places are 32-bit numbers
 
-// Consecutive places of a member. Their old contributions follow (int64 each), or with kUndoNumbers their old row
-// numbers.
+// What the undo log saves of consecutive places of a member. Their old contributions follow (int64 each), or with
+// kUndoNumbers their old row numbers.
 struct UndoRecord {
     uint32_t first_place;
     uint16_t places;
@@ -45,10 +45,10 @@ constexpr uint64_t kUndoLogBytes = sizeof(UndoRecord) + sizeof(int64_t);  // at 
 constexpr uint64_t kUndoAlign = 16;  // the alignment of each member's first saved row
 constexpr uint64_t undo_aligned(uint64_t bytes) { return (bytes + kUndoAlign - 1) / kUndoAlign * kUndoAlign; }
 
-// The undo log of parameters has one of these for each array that the update changes (table: one for links and
-// ids, one for steps, one for rows). The numbers of its entries follow (int64 each) if they are listed. An
-// entry is a row, or a piece of an array that is changed as a whole. UndoRows contains the old entries, each
-// with its part of the optimizer's slots; each part starts at a multiple of kUndoAlign.
+// The undo log of parameters has a SavedArray for each array that the update changes, and three for a table: for links
+// and ids, for steps, for rows. The numbers of its entries follow (int64 each) if they are listed. An entry is a row,
+// or a piece of an array that is changed as a whole. UndoRows contains the old entries, each with its part of the
+// optimizer's slots; each part starts at a multiple of kUndoAlign.
 struct SavedArray {
     uint64_t member;
     uint64_t entries;

@@ -63,10 +63,10 @@ class Descriptor {
     int fd_;
 };
 
-// Opens a file as open(2) does, with a descriptor above the standard streams. A process may have closed these
-// streams, as daemons do, and still print: perror() writes to descriptor 2, wherever that leads. So a
-// segment's descriptor must never be 0, 1 or 2. While the file is opened, O_PATH descriptors, to which nothing
-// can be written, occupy those of these numbers that are free.
+// Opens a file as open(2) does, with a descriptor above the standard streams. A process may have closed these streams,
+// as daemons do, and still print: perror() writes to descriptor 2, wherever that leads. So a segment's descriptor must
+// never be 0, 1 or 2. While the file is opened, O_PATH descriptors, to which nothing can be written, occupy whichever
+// of these three numbers are free.
 inline Descriptor open_above_streams(const std::string& path, int flags, mode_t mode = 0) {
     Descriptor streams[3];
     for (Descriptor& stream : streams) {
@@ -98,7 +98,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
     Error::Fields fields;
     if (bytes) fields.emplace_back("needed", static_cast<int64_t>(bytes));
     const std::string needed = bytes ? std::to_string(bytes) + " more bytes were needed" : "";
-    if (total == 0)  // it has no limit of its own, or the system does not say
+    if (total == 0)  // /dev/shm has no limit of its own, or the system does not report it
         throw Error(Failure::kResourceExhausted,
                     "The system has no memory left for /dev/shm" + (bytes ? ": " + needed : "") + " (" +
                         doing + "); nothing was changed",
@@ -260,11 +260,10 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
         forget_lost();
     }
 
-    // Opens the file again by its new name, and closes the descriptor that `create` made: the process has no
-    // record lock on the file yet. False: the name does not lead to the file any more.
+    // Opens the file again by its new name, and closes the descriptor that `create` made: the process has no record
+    // lock on the file yet. Returns false if the name does not lead to the file any more.
     bool open_by_name(const std::string& path) {
-        // An O_PATH descriptor first, as in `open`: the name may lead to a file on which this process has
-        // locks.
+        // An O_PATH descriptor first, as in `open`: the name may lead to a file on which this process has locks.
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look && errno != ENOENT) system_failure("Opening it", errno);
         struct stat found{};

@@ -34,7 +34,7 @@ class SegmentReader {
         uint64_t finished, kept_free;
         uint64_t reserved;  // bytes reserved by all lanes and members
         std::vector<SeenLane> lanes;
-        Shape shape;  // the viewed table's in this round, if it is not the declared one
+        Shape shape;  // the viewed member's in this round, if it is not the declared one
     };
 
     bool in_round(const Snapshot& seen, uint32_t lane, uint32_t member) const {
@@ -152,9 +152,9 @@ class SegmentReader {
                          &stored, sizeof stored);
         return stored;
     }
-    // undo_records: how many are complete of the operation that runs in the viewed lane, or was interrupted in it. What
-    // they have saved is read as recovery would put it back (undo_rows.hpp). If an operation ran meanwhile, they do
-    // not fit the snapshot, and may look damaged.
+    // Returns the viewed member's places as committed. undo_records: how many undo records of the operation that runs
+    // in the viewed lane, or was interrupted there, are complete; they are put back as recovery does it
+    // (undo_rows.hpp). If an operation ran meanwhile, the records do not fit the snapshot, and may look damaged.
     std::vector<RowPlace> committed_places(uint64_t undo_records) const {
         const Snapshot seen = snapshot();
         std::vector<RowPlace> places(rows_of_round(seen));
@@ -163,7 +163,7 @@ class SegmentReader {
         each_undone(seen, undo_records, [&](const SavedRows& rows) { rows.put_back(places.data()); });
         return places;
     }
-    // 1 for each row that contains its committed sums, else 0; and where in UndoRows the sums of the others begin.
+    // Returns 1 for each row that has its committed sums, else 0; and where UndoRows begins with the others' sums.
     std::pair<std::vector<char>, uint64_t> unchanged_rows(uint64_t undo_records) const {
         const Snapshot seen = snapshot();
         std::vector<char> unchanged(rows_of_round(seen), 1);
@@ -178,7 +178,7 @@ class SegmentReader {
     uint64_t rows_of_round(const Snapshot& seen) const {
         return in_round(seen, lane_, member_) ? seen.lanes[lane_].members[member_].rows : 0;
     }
-    // Calls act for what undo records have saved of the viewed member, unless it has no rows in this round.
+    // Calls act for all that undo records have saved of the viewed member, if it has rows in this round.
     template <class Act>
     void each_undone(const Snapshot& seen, uint64_t records, Act act) const {
         if (records == 0 || rows_of_round(seen) == 0) return;
@@ -192,7 +192,7 @@ class SegmentReader {
                 if (rows.member == member_) act(rows);
             });
     }
-    // Where a region begins, numbered as for `read`.
+    // Returns where a region begins in the file. region: its number in kRegionNames, for the viewed lane and member.
     uint64_t offset_of(uint32_t region) const {
         const uint32_t of_lane = kFixedRegions + kLaneRegions;
         if (region >= kFixedRegions) region += lane_ * regions_of_lane(config_);
@@ -204,7 +204,7 @@ class SegmentReader {
         return entries_of<Participant>(kParticipantsRegion, offsetof(Header, participants_top),
                                        kMaxParticipants);
     }
-    // top: where the header says how many entries may be in use; there are at most `most`.
+    // top: the offset of the word that says how many entries may be in use; there are at most `most`.
     template <class Entry>
     std::vector<Entry> entries_of(uint32_t region, size_t top, uint32_t most) const {
         std::vector<Entry> entries(std::min(header<uint32_t>(top), most));

@@ -1,6 +1,6 @@
 // How an update or a restore changes one member of parameters: an array or a table.
 //
-// Everything that can fail, and all memory, is in `prepare`; it also says what will be saved. `change` saves and
+// `prepare` does everything that can fail, reserves all memory, and says what will be saved. `change` saves and
 // changes, after the journal is stamped, so it throws nothing (update.hpp).
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace shmacc {
 
-// A change of a member that this process has the lock of.
+// A change of a member, prepared under the lock.
 class PreparedChange {
   public:
     explicit PreparedChange(Member& member) : member_(member) {}
@@ -30,7 +30,7 @@ class PreparedChange {
     Member& member_;
 };
 
-// A change as it was asked for. Lives as long as the request, since an update may prepare it several times.
+// A change that a request asks for. Lives as long as the request, since an update may prepare it several times.
 class MemberChange {
   public:
     explicit MemberChange(uint32_t member) : member_(member) {}
@@ -69,7 +69,7 @@ struct ChangedEntries {
     static constexpr uint64_t kPieceBytes = 4096;
 };
 
-// Adds the rows that have changed, or all `bytes` of the array, to a digest. T: unsigned char for any type of numbers.
+// Adds the rows that have changed, or all `bytes` of the array, to a digest. T: unsigned char for any numbers.
 template <class T>
 void add_changed(Digest& digest, const ChangedRows& rows, const unsigned char* array, uint64_t bytes,
                  uint64_t row_bytes) {
@@ -85,8 +85,7 @@ void add_changed(Digest& digest, const ChangedRows& rows, const unsigned char* a
     }
 }
 
-// How many numbers an array's constraint takes together: a row (everything behind the first
-// dimension), or one.
+// How many numbers an array's constraint limits together: a row (all dimensions but the first), or 1.
 inline uint64_t constrained_together(const MemberSpec& spec) {
     uint64_t numbers = 1;
     for (size_t i = 1; spec.optimizer.constrains_norms() && i < spec.round->size(); ++i)
@@ -94,14 +93,14 @@ inline uint64_t constrained_together(const MemberSpec& spec) {
     return std::max<uint64_t>(numbers, 1);
 }
 
-// Returns a region of an array, which is mapped from now on.
+// Maps a region of an array, if it is not mapped yet, and returns it.
 inline unsigned char* changed_region(Member& member, uint32_t region, uint64_t bytes) {
     if (bytes > member.state.reserved[kArrayRegions[region]])
         data_loss("an array is larger than what is reserved for it");
     return member.array<unsigned char>(kArrayRegions[region], bytes);
 }
 
-// A gradient of an array, which changes its slots, too.
+// A gradient of an array. It changes the array's slots, too.
 class ArrayGradient : public MemberChange {
   public:
     // bytes: the array's. values: the gradients of the rows, one after the other.
@@ -188,7 +187,7 @@ class ArrayContents : public MemberChange {
         const void* values;
         uint64_t bytes;  // the region's
     };
-    // rows: none if there are several regions.
+    // rows: the whole array, if there are several regions.
     ArrayContents(uint32_t member, ChangedRows rows, std::vector<Region> regions)
         : MemberChange(member), rows_(rows), regions_(std::move(regions)) {}
 
@@ -246,9 +245,9 @@ class TableChange : public MemberChange {
     // The gradients or new contents of the rows of these ids.
     struct Rows {
         Ids ids;
-        std::optional<Rate> rate;  // if the values are gradients
+        std::optional<Rate> rate;  // of gradients; nullopt: the values are new contents
         const void* values;
-        uint64_t row_bytes;  // of values: of a row, or of new contents with the optimizer's slots
+        uint64_t row_bytes;  // of `values`, for each row; new contents include the optimizer's slots
         const int64_t* steps = nullptr;  // the step of the round that changed each row last; null: this round's
     };
     TableChange(uint32_t member, const Rows& rows, const Removal& removal)

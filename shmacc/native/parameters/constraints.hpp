@@ -1,4 +1,4 @@
-// Constraints: what holds of the rows that an update has changed, after the optimizer's rule.
+// Constraints on the rows that an update has changed; they are applied after the optimizer's rule.
 //
 // The docstrings of shmacc/_values/constraints.py give the formulas. A norm adds the squares in the order of the
 // elements, so it is the same to the bit for every width of vectors. Such a sum waits for its last addition, so several
@@ -25,7 +25,7 @@ SHMACC_INLINE void put_each(const T* from, T* to, uint64_t count, Make make) {
     for (uint64_t j = 0; j < count; ++j) to[j] = make(from[j]);
 }
 
-// Writes rows to these places, so that the constraint of their norms holds. count: of rows, at most kNormsAtOnce.
+// Writes `count` rows (at most kNormsAtOnce) to these places, changed so that the constraint of their norms holds.
 template <class T>
 SHMACC_INLINE void put_rows(const OptimizerSpec& by, const T* from, T* const* to, uint64_t count, uint64_t row) {
     const T* rows[kNormsAtOnce];

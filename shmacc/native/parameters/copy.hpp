@@ -1,9 +1,9 @@
-// Changes parameters that are one copy of several, on several hosts. Every copy gets the same updates in the same order.
+// Changes parameters that are one copy of several, on several hosts. All copies get the same updates, in one order.
 //
-// There is no round here: rounds are over all hosts. The copy itself says which updates it has (Lineage), in the commit
-// that makes the last of them. So each is made once, however often it is asked for, and only in the copy that it is for.
-// An update's result is the same to the bit on every host: learning rates and corrections of bias are given, each loop
-// has a fixed order of operations, and DefaultFloats are set meanwhile.
+// Nothing here is about rounds, since these are over all hosts. The commit of an update also stores which updates the
+// copy has (Lineage). So a copy gets each update once, however often it is asked for, and only the update that is for
+// it. An update's result is the same to the bit on every host: the request has learning rates and corrections of bias,
+// each loop has a fixed order of operations, and DefaultFloats are set meanwhile.
 //
 // A change has two commits, under the parameters' lock:
 //
@@ -15,11 +15,11 @@
 // Each instant of death:
 //   before 1            nothing has happened.
 //   between 1 and 2     the next owner of the lock puts the old arrays back. Until then workers may read half of the
-//                       change, and apply gradients that are computed from it: their step is below `begun`. So whoever
-//                       counts gradients moves the accumulator past it first, whether or not the change is made again.
-//   after 2             the change is in. Asking for it again changes nothing.
+//                       change, and apply gradients that are computed from it: their step is below `begun`. So the
+//                       accumulator is moved to `begun` before its gradients are counted, even without this change.
+//   after 2             the change is complete. Asking for it again changes nothing.
 //
-// `make model` searches what hosts make of this. It finds a fault if `begun` is not set, or is not looked at.
+// `make model` checks this with several hosts. It finds a fault if `begun` is not set, or not compared.
 #pragma once
 
 #include "parameters/update.hpp"
@@ -27,14 +27,14 @@
 namespace shmacc {
 
 struct CopyChange {
-    std::optional<Lineage> parent;  // an update, for this copy only; none: new contents of everything, for any copy
-    Lineage lineage;  // of the copy afterwards; the digest of an update is computed
+    std::optional<Lineage> parent;  // an update: the copy's lineage before it; nullopt: new contents of everything
+    Lineage lineage;  // of the copy afterwards; an update's digest is computed
     int64_t step;  // of the copy afterwards
     int64_t begun;  // the step that its accumulator must reach
     MemberChanges changes;
-    std::vector<int64_t> updates;  // of each array ever, if everything is new
+    std::vector<int64_t> updates;  // if everything is new: how often each array was updated
     int64_t deadline;
-    bool only_check;  // whether it could be made: the arguments are checked, and memory is reserved and given back
+    bool only_check;  // checks whether the change could be made: checks arguments; reserves memory and gives it back
 };
 
 class ChangeCopy : public ParametersOperation {

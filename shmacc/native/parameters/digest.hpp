@@ -1,7 +1,7 @@
 // A digest of what updates have changed, by which hosts tell whether their copies of parameters are equal.
 //
-// The digest does not depend on where a table keeps its rows. Each NaN counts as the same number, since processors differ in
-// the NaN that an operation returns.
+// The digest does not depend on where a table keeps its rows. Each NaN counts as the same number, since processors
+// differ in the NaN that an operation returns.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class Digest {
     explicit Digest(uint64_t before) : hashes_{before, 1, 2, 3} {}
 
     void add(uint64_t word) { hashes_[0] = mixed(hashes_[0], word); }
-    // Numbers, or bytes of any type.
+    // Adds numbers, or bytes of any type.
     template <class T>
     void add(const T* numbers, uint64_t count) {
         const auto* bytes = reinterpret_cast<const unsigned char*>(numbers);
@@ -50,7 +50,7 @@ class Digest {
         hash = (hash ^ word) * 0xff51afd7ed558ccdu;
         return hash ^ hash >> 32;
     }
-    // Numbers as a word: the next eight bytes, or the last few, and any NaN as the same one.
+    // Packs numbers into a word: the next eight bytes, or the last few. Every NaN becomes the same one.
     template <class T>
     static uint64_t word_of(const unsigned char* bytes, uint64_t size) {
         uint64_t word = 0;

@@ -1,4 +1,4 @@
-// Steps 1 and 4 of an update (update.hpp): what it says in the accumulator's round.
+// Steps 1 and 4 of an update (update.hpp): the marks that it stores in the accumulator's round.
 #pragma once
 
 #include "segment/session.hpp"
@@ -11,7 +11,7 @@ class UpdatedRound {
     UpdatedRound(OpenSegment& segment, uint64_t serial, const OpenSegment& parameters)
         : segment_(segment), serial_(serial), parameters_(parameters.config()) {}
 
-    // Makes the round final. is_in: the parameters have its update already. False: a lane stayed busy.
+    // Makes the round final. is_in: the parameters have its update already. Returns false if a lane stayed busy.
     bool begin(bool is_in) {
         Uninterrupted uninterrupted;
         HeldLocks locks(segment_);

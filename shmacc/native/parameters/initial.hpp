@@ -1,6 +1,6 @@
 // The initial contents of a table's row: a function of the table's seed and the row's id alone.
 //
-// So they are the same on every machine, and whichever process comes first. Random numbers come from Philox4x32-10
+// So they are the same on every machine, whichever process makes the row. Random numbers come from Philox4x32-10
 // (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), with the seed as key and the id in the
 // counter. The formulas are in the docstrings of shmacc/init.py. IEEE 754 determines the results to the last bit: there
 // is no fused operation (CMakeLists.txt), and only exact functions of the C library are used.
@@ -13,7 +13,7 @@
 
 namespace shmacc {
 
-// Philox4x32-10 of kLanes counters at a time: {block, 0, the id's lower half, its upper half}, with successive blocks.
+// Computes Philox4x32-10 for kLanes counters at once. A counter is {block, 0, the id's lower half, its upper half}.
 class RandomWords {
   public:
     static constexpr uint32_t kLanes = 4, kWords = 4 * kLanes;

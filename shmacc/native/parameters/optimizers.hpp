@@ -1,4 +1,4 @@
-// Changes the rows of an array or table that an update's gradients are for: one loop, and a rule for each optimizer.
+// Applies an update's gradients to the rows of an array or table: one loop, and a rule for each optimizer.
 //
 // The docstrings of shmacc/optim.py give the formulas, in the order of their operations. Results are the same to the
 // bit for every width of vectors, since no operations are fused (CMakeLists.txt). Coefficients are computed in double
@@ -154,7 +154,7 @@ struct Ftrl {
 template <class Rule, class T>
 struct Decayed : Rule {
     T l2;  // l2 * element is added to its gradient; 0 if the decay is decoupled
-    T kept;  // the element is multiplied by this before the rule is applied; 1 unless the decay is decoupled
+    T kept;  // the element is multiplied by this before the rule is applied; 1 if the decay is not decoupled
 };
 template <class Rule>
 constexpr bool kDecays = false;
@@ -220,8 +220,7 @@ SHMACC_INLINE void apply_rule(const Rule& rule, T* __restrict__ p, T* __restrict
     }
 }
 
-// Computes decayed gradients in pieces, so that a row may have any width. Readers take no lock, so an element gets its
-// new value at once.
+// Computes decayed gradients in pieces: a row may have any width. Readers take no lock, so each element is stored once.
 template <class Rule, class T>
 SHMACC_INLINE void apply_rule(const Decayed<Rule, T>& rule, T* p, T* s0, T* s1, const T* g, uint64_t count,
                               uint64_t group) {
@@ -270,7 +269,7 @@ SHMACC_INLINE void update_entries(const Rule& given_rule, const TouchedArray<T>&
     // come between them.
     const uint64_t together =
         array.rows ? std::clamp<uint64_t>(kTogetherBytes / sizeof(T) / std::max<uint64_t>(width, 1), 1, 8) : 1;
-    if (array.total > 0 && array.count > 0) {  // an array, whose rows ascend
+    if (array.total > 0 && array.count > 0) {  // an array: its rows ascend
         const Entry<T> last = entry_of<Rule>(array, array.count - 1, width);
         SHMACC_ASSERT(last.at * array.stride + last.numbers <= array.total);
     }

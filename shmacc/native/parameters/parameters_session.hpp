@@ -1,4 +1,4 @@
-// The lock of parameters, a copy of their committed state to change, and what operations under that lock have in common.
+// The lock of parameters, and a copy of their committed state to change; and what all operations on parameters share.
 #pragma once
 
 #include "parameters/changes.hpp"
@@ -14,8 +14,8 @@ class ParametersSession : public LaneSession {
     ParametersSession(OpenSegment& segment, int64_t deadline, Interruption& interruption)
         : LaneSession(segment, 0, false, deadline, interruption) {}
 
-    // Without a commit: gives back the memory that tables have reserved for new rows. What has begun is left to the
-    // lock's next owner.
+    // Without a commit: gives back the memory that tables have reserved for new rows. A change that has begun is left
+    // to the lock's next owner.
     ~ParametersSession() {
         if (!committed_ && sound_ && !lane().has_begun())
             for (Member& member : members()) member.roll_back();
@@ -23,8 +23,8 @@ class ParametersSession : public LaneSession {
 
     Member member(uint32_t number) { return Member(lane(), number, state); }
 
-    // Compares the tables to change with their indexes, if this process has not done so. False: there is more to
-    // compare, and this process has held the lock for long.
+    // Compares the tables that will change with their indexes, if this process has not done so. Returns false if there
+    // is more to compare: others get the lock first, since this takes long.
     bool compare(const MemberChanges& changes) {
         constexpr uint64_t kMostRows = 1 << 20;
         for (const MemberChange* change : changes) {
@@ -71,12 +71,12 @@ class ParametersSession : public LaneSession {
         committed_ = true;
         if (round.round % Lane::kSmallRounds == 0) segment_.give_unrecorded_back(&state);
     }
-    // For copies (copy.hpp): notes the step that the copy will have after the change that begins now.
+    // For copies (copy.hpp): stores that a change begins, and the step that the copy's accumulator must reach.
     void note_begun(int64_t step) {
         round.begun = std::max(round.begun, step);
         segment_.commit(round);
     }
-    // A digest of what `change` has changed. before: that of the changes before.
+    // A digest of what `change` has changed. before: the digest of the changes before.
     uint64_t digest(uint64_t before) {
         Digest digest(before);
         for (size_t i = 0; i < prepared_.size(); ++i) {
@@ -85,7 +85,7 @@ class ParametersSession : public LaneSession {
         }
         return digest.value();
     }
-    // For Load (load.hpp), and copies.
+    // For loads (load.hpp) and copies. The mark says that the parameters are being loaded.
     void keep_no_journal() { Lane::keep_no_undo(before, state); }
     void mark() {
         const Presence& presence = segment_.presence();
@@ -120,7 +120,7 @@ class ParametersOperation : public Operation {
   protected:
     using Operation::Operation;
 
-    // Calls attempt(session) until it returns true. Before each call the lock is free for others, and signal handlers run.
+    // Calls attempt(session) until it returns true. Between two calls the lock is free, and signal handlers run.
     template <class Attempt>
     void repeat(ActivityScope& activity, int64_t deadline, Attempt attempt) {
         for (;; interruption_.check()) {

@@ -26,13 +26,13 @@
 // later index gets its stamp.
 //
 // Readers take no lock, and never wait. A reader loads the committed state, of a generation g. In the index of this
-// state it finds a place below `rows` that has the id and, by its stamp, was given at g or before. It copies the row and
-// checks that the place's id and stamp are unchanged. Then it has the id's row, because:
+// state it finds a place below `rows` that has the id and, by its stamp, was given at g or before. It copies the row
+// and checks that the place's id and stamp are unchanged. Then it has the id's row, because:
 //
 //   * The stamp of a place in use changes only in step 5, and changes back only if step 5 is undone. Until then no id
 //     gets the place: an update gives away only places that a commit has freed, and a commit is not undone. No
-//     generation is used twice. So an unchanged stamp means that the place belonged to the id all the time. An unchanged
-//     id proves less: while the reader slept, the place may have gone to another id, and then back to the first one.
+//     generation is used twice. So an unchanged stamp means that the place belonged to the id all the time. An
+//     unchanged id proves less: while the reader slept, the place may have gone to another id, and then back.
 //   * The next owner of the place writes its numbers after a barrier (Lane::begin's), and the place was stamped as free
 //     before that barrier. A reader that has copied one of these numbers and passed a load_barrier sees that stamp or
 //     a later one.
@@ -41,10 +41,10 @@
 //     back, or lie from `rows` on, and the reader loaded `rows` together with g.
 //
 // If a reader finds no such place, or another stamp afterwards, then this very id has changed, or the index is not
-// current any more. So the reader loads the state again, and searches again unless the index is still the same. (It
-// compares the index's stamp, not its place: a new index is built in the place of the one before the last, which a
-// reader that slept may be reading.) An id that is in the table at g is in the index of g, and entries are neither
-// removed nor moved. So a reader never misses an id that was in the table when it began and was not removed since.
+// current any more. So the reader loads the state again, and searches again if the index is another one. (It compares
+// the index's stamp, not its region: a new index is built in the region of the second last one, which a reader that
+// slept may still be reading.) An id that is in the table at g is in the index of g, and entries are neither removed
+// nor moved. So a reader never misses an id that was in the table when it began and was not removed since.
 //
 // No memory is given back to the system, since a reader may be in any region at any time: reading a hole would fill it,
 // or kill the reader if /dev/shm is full.
@@ -71,7 +71,7 @@ inline RecordShape record_of(const MemberSpec& spec) {
     const SlotShape slots = slots_of(spec.optimizer, *spec.round);
     return {width, width / slots.group, slots};
 }
-// The contents with which a row comes into the table, and which readers see before that.
+// The contents that a row has when it comes into the table, and that readers see before that.
 template <class T>
 void first_row(const MemberSpec& spec, int64_t id, T* row, uint64_t width) {
     initial_row(spec.table, id, row, width);
@@ -85,7 +85,7 @@ void initial_record(const MemberSpec& spec, const RecordShape& shape, int64_t id
                     static_cast<T>(initial_of_slot(spec.optimizer, k)));
 }
 
-// Calls act(T{}) with the type of the numbers of parameters.
+// Calls act(T{}), where T is the type of the parameters' numbers.
 template <class Act>
 void with_number(bool is_double, Act act) {
     if (is_double)
@@ -98,7 +98,7 @@ void with_number(bool is_double, Act act) {
 struct Removal {
     Ids ids = {};
     bool all_others = false;  // all rows that the operation does not change
-    std::optional<int64_t> updated_before = {};  // those last updated before this step, neither changed nor `kept`
+    std::optional<int64_t> updated_before = {};  // rows last updated before this step, if neither changed nor `kept`
     Ids kept = {};
 };
 
@@ -232,7 +232,7 @@ class Table {
             initial_record(spec_, shape_, ids_[i],
                            records + static_cast<uint64_t>(places_[i]) * shape_.numbers());
     }
-    // Steps 4 to 6.
+    // Does steps 4 to 6.
     void name() {
         SHMACC_ASSERT(member_.lane().has_begun() && end_ * sizeof(RowPlace) <= state_.reserved[kPlaces]);
         RowPlace* const table = member_.array<RowPlace>(kPlaces, end_);
@@ -257,7 +257,7 @@ class Table {
         state_.index_filled += fresh_.size();
     }
 
-    // Adds the rows that this update has changed to a digest; of those that it has removed, their ids in any order.
+    // Adds the changed rows to a digest, and the ids of the removed rows (their order does not count).
     template <class T>
     void add_changed(Digest& digest) {
         const T* const records = this->records<T>();

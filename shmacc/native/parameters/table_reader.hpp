@@ -1,7 +1,7 @@
 // Reads a table of parameters without a lock; table.hpp explains why that is safe.
 //
-// Rows and headers are read as plain memory while others may write them. What was read is used only if the stamp is
-// unchanged afterwards. Numbers are aligned, so each is copied in one piece and never torn.
+// Rows are read as plain memory while others may write them. What was read is used only if the stamp is unchanged
+// afterwards. Numbers are aligned, so each is copied in one piece and never torn.
 #pragma once
 
 #include "base/read_region.hpp"
@@ -101,8 +101,8 @@ class TableReader {
     static constexpr int kAttempts = 1000000;
     static constexpr uint32_t kBlock = 4096;
 
-    // item(i): the i-th id; number(i): its position in the arguments of `each`. missing: gets the positions of ids
-    // that have no place. left: gets those of ids whose place changed meanwhile.
+    // item(i): the i-th id; number(i): its position in the arguments of `each`. missing: gets the positions of ids that
+    // have no place. left: gets the positions of ids whose place changed meanwhile.
     template <class Item, class Number, class Found>
     void look_up(uint64_t count, Item item, Number number, Found found, std::vector<uint64_t>& missing,
                  std::vector<uint64_t>& left) {

@@ -8,11 +8,11 @@
 
 namespace shmacc {
 
-// Entries that are changed together have this many bytes, unless a single one has more.
+// Entries that are changed together have at most this many bytes, except a single entry that is larger.
 constexpr uint64_t kTogetherBytes = 4096;
 
-// The constraint of an array, and room for entries that are to be constrained: readers take no lock, so an entry is
-// changed there, and gets its new contents at once.
+// The constraint of an array, and room in which entries are changed and constrained: readers take no lock, so the array
+// gets only an entry's final contents.
 struct Constrained {
     // row: numbers in a row, whose norm may be constrained; an entry has whole rows. entry_bytes: the largest entry.
     Constrained(const OptimizerSpec& by, uint64_t row, uint64_t entry_bytes)

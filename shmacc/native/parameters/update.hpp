@@ -8,7 +8,7 @@
 //   2  Lane::begin stamps the parameters' journal, which is no commit. Then entries are copied, counted as saved, and
 //      changed.
 //   3  The parameters' RoundState with the new step, then the lane's state: together one commit (RoundState::needs).
-//   4  The accumulator's RoundState says that the update is in. The round may be consumed.
+//   4  The accumulator's RoundState says that the update is in (complete). The round may be consumed.
 //
 //   Invariant: the parameters contain the updates of all rounds before `step`, and no others. If their journal is
 //              stamped, this is true after the next owner of their lock has put back the entries that the journal
@@ -53,7 +53,7 @@ class Update : public ParametersOperation {
   public:
     using ParametersOperation::ParametersOperation;
 
-    // False: the parameters have this round already.
+    // Returns false if the parameters have this round already.
     bool update(const UpdateRequest& request, UpdatedRound& round) {
         ActivityScope activity(segment_, kWaitsForLock, kUpdatesIt);
         bool is_in = false;

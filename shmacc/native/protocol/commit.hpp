@@ -133,7 +133,7 @@ class Committed {
         verify(record, generation);
         return record;
     }
-    // The same again, later in the same operation, which has the lock.
+    // The committed record once more, later in the same operation, under the same lock.
     Record again() const {
         const Record record = copies_[load_relaxed(current_) & 1];
         verify(record, load_relaxed(current_));
@@ -148,7 +148,7 @@ class Committed {
             const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
             const Record record = load_words(copies_[generation & 1]);
             load_barrier();
-            // The copy is overwritten only on the way to generation + 2.
+            // The copy that was read is overwritten only on the way to generation + 2.
             const uint64_t now = load(generation_);
             if (now == latest || now == generation || attempt == kSnapshotAttempts) {
                 verify(record, generation);

@@ -1,11 +1,11 @@
 // Processes that have died or failed, and the waits that end because of them.
 //
-// A wait for gradients may ask to end when a worker (presence.hpp) has died or failed. This is news until it
-// is told: the waiting process collects the news and marks it as told, with all lanes' locks. So each departure
-// ends one wait, the first that asks for departures, however late. A wait for the step may ask to end when the
-// chiefs are gone: processes that have taken are dead or have left as failed, and no living process has taken or
-// waits in the queue to take. Nothing is marked then: all such waits end, until a process takes again. A process
-// that has left in order ends neither kind of wait.
+// A wait for gradients may ask to end when a worker (presence.hpp) has died or failed. Such a departure is news until a
+// wait was told of it: the waiting process collects the news and marks it as told, with all lanes' locks. So each
+// departure ends one wait, the first that asks for departures, however late. A wait for the step may ask to end when
+// the chiefs are gone: processes that have taken are dead or have left as failed, and no living process has taken or
+// waits in the queue to take. Such a departure is not marked: all such waits end, until a process takes again. A
+// process that has left in order ends neither kind of wait.
 //
 // Where departures are recorded. The entry of an attached process records its failure (presence.hpp). A process
 // that is gone leaves its entry behind, until a sweep frees it. If the process was a worker or has taken, the sweep
@@ -59,7 +59,7 @@ class Departures {
         presence_.note_failure();
     }
 
-    // A sweep found this participant's process gone: records it. Returns whether the process died. entry: a copy.
+    // Records that a sweep found this participant's process gone. Returns whether the process died. entry: a copy.
     bool record(uint32_t participant, const Participant& entry) {
         const uint64_t token = entry.token;
         const bool died = is_here(token) && entry.ending == kNotEnding;
@@ -96,7 +96,7 @@ class Departures {
         });
         return found;
     }
-    // Needs all lanes' locks, after a sweep.
+    // Returns the departures that no wait was told of yet. Needs all lanes' locks, after a sweep.
     std::vector<Departure> news() {
         std::vector<Departure> news;
         for_each([&](uint32_t i) {
@@ -122,7 +122,7 @@ class Departures {
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) table_.last_use(i);
     }
 
-    // The processes that have taken, if all of them are gone. Needs no lock.
+    // Returns the processes that have taken, if all of them are gone; else none. Needs no lock.
     std::vector<Departure> chiefs() {
         std::vector<Departure> chiefs;
         bool led = false;
@@ -160,8 +160,8 @@ class Departures {
     bool ends(uint32_t i) { return load_relaxed(presence_.table()[i].ending) != kNotEnding; }
     bool died(uint32_t i, uint64_t token) { return is_here(token) && !ends(i) && !presence_.alive(i, token); }
 
-    // Returns the process's record; else a free entry or the oldest, now marked with the process's identity and no
-    // fate. kMaxDeparted: there is none.
+    // Returns the record of the process with this token. If there is none, returns a free entry or the oldest, marked
+    // with the process's identity and no fate. kMaxDeparted: no entry can be had.
     uint32_t entry_for(uint64_t token) {
         const uint64_t identity = identity_of(token);
         for (;;) {

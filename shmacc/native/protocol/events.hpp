@@ -1,4 +1,4 @@
-// The last kEvents events of a segment, for people who ask later what happened. What ends a wait is elsewhere
+// The last kEvents events of a segment, for people who ask later what happened. What ends a wait is recorded elsewhere
 // (departures.hpp, Header::finished).
 //
 // A writer takes the next serial number, which determines the entry. It first stores 0 as the entry's serial, and

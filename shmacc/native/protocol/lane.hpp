@@ -17,7 +17,7 @@ class Member;
 // How much of a table of parameters this process has compared with the table's index (table_index.hpp).
 struct Compared {
     bool all = false;
-    uint64_t next = 0;  // the place to go on with
+    uint64_t next = 0;  // the first place that is not compared yet
 };
 
 class Lane {
@@ -52,7 +52,7 @@ class Lane {
     }
     const MemberSpecs& specs() const { return specs_; }
     const uint64_t (&hash_key() const)[4] { return hash_key_; }
-    // How much of the table of a member was compared. Needs the lock.
+    // How much of a member's table this process has compared. Needs the lock.
     Compared& compared(uint32_t member) { return compared_[member]; }
     // The number of members, plus 1 for the set of contributors.
     uint32_t member_count() const { return static_cast<uint32_t>(specs_.size()); }
@@ -95,13 +95,13 @@ class Lane {
         store_barrier();
     }
     Journal& journal() { return header_.journal; }
-    // The first `records` undo records are complete.
+    // Says that the first `records` undo records are complete.
     void publish(uint64_t records) {
         compiler_barrier();
         store_relaxed(header_.journal.records, records);
         compiler_barrier();
     }
-    // members: all that the operation has changed. Needs `begin` before.
+    // members: all members that the operation has changed. Needs `begin` before.
     inline void commit(LaneState& state, std::vector<Member>& members);
     void commit(LaneState& state) {
         SHMACC_ASSERT(lock_->is_mine());
@@ -152,9 +152,8 @@ class Lane {
         state.round = round;
         state.count = state.weight = 0;
     }
-    // A restore has saved all old contents in the undo log: this lets its commit give the log's memory back.
-    // before: the committed state as read before reserve_undo, whose commit recorded more memory; this adds that, so
-    // that `give_back` finds it.
+    // After a restore, lets its commit give the undo log's memory back: the log has all old contents. before: the state
+    // as it was before reserve_undo committed larger sizes. It gets these, so that `give_back` sees the difference.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);
@@ -164,7 +163,7 @@ class Lane {
     void give_back(const LaneState& before, const LaneState& now) {
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             if (now.reserved[region] < before.reserved[region]) {
-                SHMACC_ASSERT(may_begin());  // what the state recorded is void only then
+                SHMACC_ASSERT(may_begin());  // else the memory may be in use
                 mapping_.punch(region, now.reserved[region]);
             }
     }
@@ -254,7 +253,7 @@ class Member {
         auto* const buckets = array<Bucket>(kIndex0 + static_cast<uint32_t>(state.index), state.index_buckets);
         return Index(buckets, state.index_buckets, static_cast<uint32_t>(state.index_stamp), hash);
     }
-    // Returns whether the region has only zeros now, when it is reserved again.
+    // Empties a region. Returns whether it will have only zeros when it is reserved again.
     bool empty(uint32_t region) {
         SHMACC_ASSERT(region != kIndex0 + before.index);
         return lane_->mapping().punch(number_of(region), 0);
@@ -273,8 +272,8 @@ class Member {
     // Starts this round in the member, which has nothing of it yet. all: give unused memory back at once, not only
     // after Lane::kSmallRounds small rounds. Returns whether the commit gives memory back.
     inline bool begin_round(uint64_t round, bool all = false);
-    // Begins a new round in place of the current round, which stays current until the commit. The index is built
-    // anew; the caller must save the rows (Undo::save_all).
+    // Starts a new round. The old one stays current until the commit. The index is built anew; the caller must save the
+    // rows (Undo::save_all).
     void replace_round(uint64_t round) {
         forget_index();
         start_round(round);

@@ -66,10 +66,10 @@
 
 namespace shmacc {
 
-// Sets or drops the record lock on a byte. False: another process holds the lock; or the descriptor is not the
-// segment's any more, which callers see from SegmentFile::state. After any other error, such as a lack of memory for
-// a lock (ENOLCK), locking throws: false would mean that another process holds the lock. Unlocking tries until there
-// is memory: a process that gave up would keep others out for as long as it lives.
+// Sets or drops the record lock on a byte. Returns false if another process holds the lock, or if the descriptor is not
+// the segment's any more, which callers see from SegmentFile::status. After any other error, such as a lack of memory
+// for a lock (ENOLCK), locking throws: false would mean that another process holds the lock. Unlocking tries until
+// there is memory: a process that gave up would keep others out for as long as it lives.
 inline bool set_record_lock(int fd, int64_t byte, short type) {
     struct flock lock{};
     lock.l_type = type;
@@ -87,8 +87,8 @@ inline bool set_record_lock(int fd, int64_t byte, short type) {
     return true;
 }
 
-// Whether another process holds a record lock in [first, first + count). *pid: the holder as this
-// process's pid namespace knows it (0: not in it).
+// Whether another process holds a record lock in [first, first + count). *pid: the holder's pid in this process's pid
+// namespace (0: it has none there).
 inline bool others_hold(int fd, int64_t first, int64_t count, int* pid = nullptr) {
     struct flock lock{};
     lock.l_type = F_WRLCK;
@@ -181,7 +181,7 @@ class Lock {
         const SegmentFile::Status file = file_.status();
         return file.open && file.intact;
     }
-    // False: the deadline passed. Holds no lock while it checks for interruptions.
+    // Returns false if the deadline passed. Holds no lock while it checks for interruptions.
     bool queue_with_threads(int64_t deadline, Interruption& interruption) {
         while (!threads_.try_lock_for(std::chrono::nanoseconds(slice_until(deadline, kSlice)))) {
             if (past(deadline)) return false;

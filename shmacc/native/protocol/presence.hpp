@@ -30,10 +30,10 @@
 // (departures.hpp). So the table has entries only of attached processes, and of gone processes that no sweep
 // has found yet.
 //
-// A process that has failed may go on, with another handle or a thread in an operation. Then its token stays
-// kHere, and `failures` counts its failures. The process whose wait is told of them stores in `told` how many
-// were told, and half of the failed process's token: that process may leave at that moment, and for the next
-// process of the entry `told` must mean nothing.
+// A process that has failed may go on, with another handle or a thread in an operation. Then its token stays kHere, and
+// `failures` counts its failures. The process whose wait is told of them stores in `told` how many it was told, with
+// half of the failed process's token. So `told` means nothing for the next process of the entry, even if the failed
+// process leaves at that moment.
 //
 // A worker is a process that has applied, or has said which contributor it is: `contributor` without `applied_ns`. It
 // says so in one store, before its first gradient is looked at; a death before that store is not reported.
@@ -81,7 +81,7 @@ class Entries {
         SHMACC_ASSERT(i < capacity_);
         return entries_[i];
     }
-    // Entry i, which may not have been used before.
+    // Returns entry i, even if it was never used before, and raises `top` above it.
     Entry& first_use(uint32_t i) {
         SHMACC_ASSERT(i < capacity_);
         reserve(i + 1);
@@ -124,7 +124,7 @@ class Entries {
     uint64_t reserved_ = 0;
 };
 
-// How many failures of the process with this token were told.
+// How many failures of the process with this token a wait was told of.
 inline uint32_t failures_told(const Participant& entry, uint64_t token) {
     const uint64_t told = load(entry.told);
     return told >> 32 == token >> 32 ? static_cast<uint32_t>(told) : 0;
@@ -138,7 +138,7 @@ inline void note_role(Participant& entry, Role role) {
 inline bool is_worker(const Participant& entry) {
     return has_applied(entry) || load_relaxed(entry.contributor) >= 0;
 }
-// Whether the process is a worker, and has a failure that was not told yet.
+// Whether the process is a worker, and has a failure that no wait was told of yet.
 inline bool has_failed(const Participant& entry, uint64_t token) {
     return is_worker(entry) && load(entry.failures) != failures_told(entry, token);
 }
@@ -193,7 +193,7 @@ class Presence {
         return Claim::kFull;
     }
 
-    // Records that this process is this contributor, whose gradients are to come. Negative: it is none.
+    // Records which contributor this process is, before its first gradient. Negative: it names none.
     void be_contributor(int64_t contributor) {
         SHMACC_ASSERT(claimed());
         Participant& entry = own();
@@ -281,8 +281,7 @@ class Presence {
         if (!placed) return;
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) {
             if (!set_record_lock(fd_, presence_byte(i), F_WRLCK)) break;
-            // Checked again with the byte held: another process may have claimed the entry meanwhile, and
-            // died.
+            // Checked again with the byte held: another process may have claimed the entry meanwhile, and died.
             if (load(table_[i].token) == 0) table_.last_use(i);
             set_record_lock(fd_, presence_byte(i), F_UNLCK);
         }

@@ -1,4 +1,4 @@
-// Undoes an operation that did not commit, since its process died or it failed; commit.hpp says why that suffices.
+// Undoes an operation that did not commit, because it failed or its process died. Why this suffices: commit.hpp.
 #pragma once
 
 #include "protocol/undo_arrays.hpp"

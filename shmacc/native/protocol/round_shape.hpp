@@ -10,8 +10,8 @@ namespace shmacc {
 
 constexpr uint64_t kMostElements = uint64_t{1} << 36;
 
-// False: more elements than a segment may have. A dimension of 0 counts as 1, so that the others are bounded,
-// too, as in NumPy.
+// Returns false if there are more elements than a segment may have. For this limit a dimension of 0 counts as 1, as in
+// NumPy, so that the other dimensions are bounded, too.
 inline bool count_elements(const Dims& dims, uint64_t* elements) {
     uint64_t bounded = 1;
     bool empty = false;
@@ -38,7 +38,7 @@ inline std::string in_brackets(const Dims& dims) {
     return text + "]";
 }
 
-// shape: the round's, if it is not the declared one.
+// The dims of a round's values. shape: the round's shape; not used if it is the declared one.
 inline Dims round_dims(const Shape* shape, const MemberSpec& spec, const MemberState& state) {
     Dims dims;
     if (state.shape == kDeclaredShape) {

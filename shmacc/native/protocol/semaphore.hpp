@@ -28,7 +28,7 @@ class NamedSemaphore {
     enum class Found { kOpened, kMissing, kAnothers, kNoSemaphore };
 
     // Makes `count` semaphores in a file, and gives it the name. While the returned descriptor is open, a cleaner
-    // leaves the file alone. No descriptor: the name is taken.
+    // leaves the file alone. Returns no descriptor if the name is taken.
     static Descriptor make(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         Descriptor fd = open_above_streams(kDirectory, O_TMPFILE | O_RDWR, 0600);
         if (!fd) system_failure("Making a semaphore", errno);
@@ -46,8 +46,8 @@ class NamedSemaphore {
         return fd;
     }
 
-    // Whether the segment of this semaphore may still be in the making. False: its creator has finished or died,
-    // or the semaphore does not exist or cannot be opened.
+    // Whether the segment of this semaphore may still be in the making. False: its creator has finished or died, or the
+    // semaphore does not exist or cannot be opened.
     static bool is_being_made(const std::string& path) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDONLY, found);

@@ -19,7 +19,7 @@ class UndoLog {
         for (const auto& region : array.regions)
             saved_bytes_ += array.entries * undo_aligned(region.entry_bytes);
     }
-    // Reserves room for the log and for what it says will be saved, and writes the log.
+    // Reserves room for the log and for the entries that will be saved, and writes the log.
     void write(Lane& lane, LaneState& state) const {
         uint64_t bytes = 0;
         for (const Logged& one : arrays_) bytes += sizeof one.array + one.listed_bytes();
@@ -79,7 +79,7 @@ inline void put_arrays_back(Lane& lane, LaneState& state, uint64_t entries) {
             if (array.regions[k].entry_bytes)
                 regions[k] = member.array<unsigned char>(saved_regions[k], array.regions[k].bytes);
         }
-        // Listed entries take room in the log, entries with bytes in UndoRows: so the loop below is bounded.
+        // Each listed entry takes room in the log, each other one with bytes in UndoRows: so the loop below is bounded.
         const bool has_bytes = std::any_of(std::begin(regions), std::end(regions), [](auto at) { return at; });
         if (!array.listed && !has_bytes && array.entries > 0) data_loss("an undo record names no row");
         const uint64_t count = std::min(entries, array.entries);

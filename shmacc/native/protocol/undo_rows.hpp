@@ -29,7 +29,7 @@ class Undo {
     Undo(const Undo&) = delete;
     Undo& operator=(const Undo&) = delete;
 
-    // The next rows are this member's: so many, in as many records at most. Aligns the first one.
+    // Begins with the rows of this member, and aligns the first. rows: how many rows and row numbers are saved at most.
     void start(uint32_t member, uint64_t rows, uint64_t bytes) {
         member_ = static_cast<uint16_t>(member);
         rows_ = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(rows_) + kUndoAlign - 1) /
@@ -97,7 +97,7 @@ class Undo {
 // The consecutive rows that an undo record has saved.
 struct SavedRows {
     uint32_t member, first_place = 0, places = 0;
-    bool numbers = false;  // the rows' numbers; else their contributions and sums
+    bool numbers = false;  // true: it has the rows' numbers; false: their contributions and sums
     const unsigned char* words = nullptr;  // a number, or the contributions, of each row
     uint64_t sums_at = 0, sums_bytes = 0;  // in UndoRows
 

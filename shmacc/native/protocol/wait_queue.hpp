@@ -5,7 +5,7 @@
 // number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
 // or is cancelled has consumed nothing.
 //
-//   join    under all lanes' locks: stores the fields, then the ticket. Death in between: not joined.
+//   join    under all lanes' locks: stores the fields, then the ticket. A process that dies in between has not joined.
 //   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
 //   cancel  one store cancels every ticket given so far; a count tells takes that wait for the lock and have no
 //           ticket yet. The waiters see the cancel when woken; or when their slice ends, if the cancelling
@@ -16,7 +16,7 @@
 //           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
 //           of the two sides must see the other's store, or a waiter would sleep through a slice that should
 //           have ended early. So both sides have a full_barrier in between (every processor lets a load pass an
-//           earlier store). All other order is that a word is stored last and loaded first: a ticket after the
+//           earlier store). Otherwise it is enough to store a word last and to load it first: a ticket after the
 //           fields of its entry, a futex word after the change that it announces.
 //   death   a take or an apply may find an entry in front of it whose process is proved dead. It sweeps that
 //           entry, under a lane's lock.
@@ -58,8 +58,7 @@ namespace shmacc {
 constexpr int64_t kWaitSlice = 50 * kMillisecond;
 constexpr int64_t kLongSlice = 10 * kWaitSlice;
 
-// Sleeps until the word is woken or differs from `seen`, the deadline passes, the slice ends, or a signal
-// comes.
+// Sleeps until the word is woken or differs from `seen`, the deadline passes, the slice ends, or a signal comes.
 inline void futex_wait(uint32_t& word, uint32_t seen, int64_t deadline, int64_t slice = kWaitSlice) {
     int64_t left = slice;
     if (deadline != kForever) left = std::clamp<int64_t>(deadline - monotonic_ns(), 0, left);
@@ -144,7 +143,7 @@ class WaitQueue {
             leave(i);
         }
     }
-    // Needs a lane's lock. Frees what dead processes hold, here and among the participants.
+    // Needs a lane's lock. Frees the entries of dead processes, here and in the table of participants.
     void sweep() {
         const auto judge = [this](uint32_t participant, const Participant& entry) {
             for (uint32_t i = 0, top = table_.size(); i < top; ++i)
@@ -217,9 +216,9 @@ class WaitQueue {
         }
         return found;
     }
-    // Needs a lane's lock. As `head`, without a scan each time: tickets only grow, and are given with all
-    // lanes' locks. So the last result is valid until the head leaves or is cancelled; if no take waited, until
-    // a ticket is given.
+    // Needs a lane's lock. Returns what `head` does, without a scan each time: tickets only grow, and are given with
+    // all lanes' locks. So the last result is valid until the head leaves or is cancelled; if no take waited, until a
+    // ticket is given.
     uint32_t known_head(Known& known) {
         const uint64_t ticket = known.head == kNobody ? load(head_.next_ticket)
                                                       : load(table_[known.head].ticket);

@@ -1,4 +1,4 @@
-// Converts what Python passes to an update of parameters. Its arrays are kept for as long as the update lasts.
+// Converts the changes that Python passes to an update of parameters. Keeps their arrays for as long as it lasts.
 //
 // Row numbers are read several times under the lock, and again after a death. So they must be a private copy, which
 // Python cannot change meanwhile (arrays.py: row_numbers). Values may change: any bytes are valid numbers.
@@ -128,8 +128,8 @@ inline Lineage lineage_of(const nb::object& given) {
     return {kNotFinal, term, number, digest};
 }
 
-// Merges a gradient's rows as an apply does: returns row numbers and rows, in ascending order, each once. indices:
-// memory of their own, which nobody writes to.
+// Merges a gradient's rows as an apply does: returns row numbers and rows, in ascending order, each once. indices: a
+// private array, to which nobody writes.
 template <class T>
 nb::tuple merged(nb::handle indices, nb::handle values) {
     const ArrayBuffer<int64_t> keys(indices, 1);
@@ -157,7 +157,7 @@ inline nb::tuple merged_rows(nb::handle indices, nb::handle values, bool is_doub
     return is_double ? merged<double>(indices, values) : merged<float>(indices, values);
 }
 
-// Updates the parameters by the round `serial`, which `rounds` has open. False: they had this update already.
+// Updates the parameters by the round `serial`, which `rounds` has open. Returns false if they had it already.
 inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, int64_t step,
                               const nb::list& changes, std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
@@ -181,7 +181,7 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
 }
 
 // Changes parameters that are a copy (copy.hpp). lineage and parent: (term, number, digest). Returns whether the change
-// was made now, or was there already, and the copy's digest. only_check: makes nothing.
+// was made now, or was there already, and the copy's digest. only_check: only checks whether it could be made.
 inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb::object& parent,
                              int64_t step, int64_t begun, const nb::list& changes, const nb::list& updates,
                              std::optional<double> timeout, bool only_check) {
@@ -205,8 +205,8 @@ inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb
     return nb::make_tuple(made, digest);
 }
 
-// parameters: (handle, step, changes, updates of each array); accumulators: (handle, step, gradients, terms), the last
-// two as for `Handle::apply_group`. No segment is named twice.
+// Runs a Load. parameters: (handle, step, changes, updates of each array). accumulators: (handle, step, gradients,
+// terms); see `Handle::apply_group` for the last two. No segment is named twice.
 inline void load_segments(const nb::list& parameters, const nb::list& accumulators,
                           std::optional<double> timeout) {
     const int64_t deadline = deadline_after(timeout);
@@ -249,9 +249,9 @@ inline void load_segments(const nb::list& parameters, const nb::list& accumulato
     for (size_t i = 0; i < readers.size(); ++i) readers[i]->note_restored(restored[i]);
 }
 
-// copies: (number, region, array to copy into). whole: tables' rows have the optimizer's slots, too. Returns
-// the step, how often each array was updated, for each table the arrays (ids, rows' numbers as bytes, last steps), and
-// of a copy (term, number, digest, the step to which its last change led).
+// copies: (number, region, array to copy into). whole: tables' rows have the optimizer's slots, too. Returns the step;
+// how often each array was updated; for each table the arrays (ids, rows' numbers as bytes, last steps); and for a copy
+// (term, number, digest, the step to which its last change led).
 inline nb::tuple read_parameters(Handle& handle, const nb::list& copies, const nb::list& tables, bool whole,
                                  std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();

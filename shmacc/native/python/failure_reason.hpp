@@ -5,7 +5,7 @@
 
 namespace shmacc {
 
-// Whether no exception ends the process, or a SystemExit of 0 or None.
+// Whether the process ends in order: without an exception, or by a SystemExit of 0 or None.
 inline bool is_in_order(nb::handle error) {
     if (error.is_none()) return true;
     if (!PyErr_GivenExceptionMatches(error.ptr(), PyExc_SystemExit)) return false;
@@ -13,7 +13,7 @@ inline bool is_in_order(nb::handle error) {
     return code.is_none() || (PyLong_Check(code.ptr()) && PyObject_IsTrue(code.ptr()) == 0);
 }
 
-// The exception that the parent was handling when it forked this process; here Python never stops handling it.
+// The exception that the parent was handling when it forked this process; in the child Python never stops handling it.
 inline PyObject* parents_exception = nullptr;
 
 // Returns the exception to report. A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn
@@ -65,10 +65,10 @@ inline std::string describe_exception(nb::handle error) {
     return own ? without_middle(text, sizeof Reason::text) : text;
 }
 
-// Returns whether the process has reported this exception in this stay before, and marks the exception as reported: the
-// same one may leave several blocks, and then end the process. stay: the token in Presence, which differs for each
-// process and each time that it attaches. So an exception that another process has failed with and pickled, or that a
-// program raises again in a later stay, is not known.
+// Returns whether the process has reported this exception since it attached, and marks the exception as reported: the
+// same exception may leave several blocks, and then end the process. stay: the token in Presence, which differs for
+// each process and each time that it attaches. So an exception is not known if another process has failed with it and
+// pickled it, or if a program raises it again after it has attached anew.
 inline bool is_known(nb::handle error, uint64_t stay) {
     constexpr const char* kFailedIn = "_shmacc_failed_in";
     const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
@@ -80,8 +80,8 @@ inline bool is_known(nb::handle error, uint64_t stay) {
     return false;
 }
 
-// Returns the reason for OpenSegment::fail if a process leaves a segment with this exception; none: it has not failed.
-// The reason is empty if there is no memory for it. stay: 0 if the process is not attached, and nobody waits for it.
+// Returns the reason for OpenSegment::note_failure if a process leaves a segment with this exception; nullopt: it has
+// not failed. Empty: reported before, or no memory. stay: 0 if the process is not attached: nobody waits for it.
 inline std::optional<std::string> reason_of(nb::handle error, uint64_t stay) {
     if (is_in_order(error)) return std::nullopt;
     if (stay == 0) return "";

@@ -1,4 +1,4 @@
-// Gradients from Python: made there, checked by the apply, and used once.
+// Gradients that Python makes: an apply checks them, and uses them once.
 #pragma once
 
 #include "accumulators/put_gradient.hpp"
@@ -53,8 +53,8 @@ class GivenArray : private DenseArray<T>, public DenseMemberGradient<Combine> {
 
 constexpr const char* kGradient = "shmacc.MemberGradient";
 
-// sum, reduction: the member's; the values have the type of its sums (complex: pairs). counts, ascending: as for
-// SortedRows.
+// Makes a gradient of a sparse member. sum, reduction: the member's. The values have the type of its sums (complex:
+// pairs). counts, ascending: see SortedRows.
 inline nb::object sparse_gradient(uint32_t member, uint32_t sum, uint32_t reduction, nb::handle indices,
                                   nb::handle values, nb::handle counts, bool ascending, int64_t count,
                                   int64_t weight) {

@@ -6,7 +6,7 @@
 namespace shmacc {
 namespace {
 
-// For Python's garbage collector. Object: RoundBlock or Guarded.
+// For Python's garbage collector. Object: RoundBlock, GeneratorBlock or Guarded.
 template <class Object>
 int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
@@ -23,7 +23,7 @@ PyType_Slot collected[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse<Ob
                            {Py_tp_clear, reinterpret_cast<void*>(&clear<Object>)},
                            {0, nullptr}};
 
-// Gives this package's coroutines and parameters the functions of a block that users shall not see: the block's own
+// Gives this package's coroutines and parameters those functions of a block that are hidden from users: the block's own
 // class has only the methods of a ``with`` statement.
 class BlockAccess {
   public:

@@ -7,8 +7,8 @@
 
 namespace shmacc {
 
-// What an apply answered: whether the gradient counts; none: the apply has not ended, or has failed. The apply sets it
-// in the call that commits. A returned answer would be lost if a signal handler raised right after the call.
+// The answer of an apply: whether the gradient counts; nullopt: the apply has not ended, or has failed. The apply sets
+// it in the call that commits. A returned answer would be lost if a signal handler raised right after the call.
 struct Answer {
     std::optional<bool> counts;
 };
@@ -37,8 +37,8 @@ class Handle : public HandleRounds {
         if (presence.claimed() && has_applied(presence.own())) return;
         attached()->presence().be_contributor(contributor);
     }
-    // A function that is called once: with the contributor of the first gradient of this object that came with
-    // kNeverStale and was not added, since that contributor was in the round already. It must not refer to the object.
+    // Sets a function that is called once: when a gradient of this object with kNeverStale is first not added, since
+    // its contributor was in the round already. It gets that contributor. It must not refer to this object.
     void on_repeat(nb::object call) { on_repeat_ = std::move(call); }
 
     // terms: see `of_terms`.
@@ -49,7 +49,7 @@ class Handle : public HandleRounds {
     bool apply_dense(nb::handle values, int64_t local_step, nb::handle terms) {
         return apply_one<GivenArray>(local_step, terms, values);
     }
-    // gradients: each is of another member.
+    // gradients: at most one of each member.
     bool apply_group(const nb::list& gradients, int64_t local_step, nb::handle terms, Answer* answer) {
         const OpenSegment::Use segment = attached();
         ApplyRequest request = of_terms(local_step, terms);
@@ -65,7 +65,7 @@ class Handle : public HandleRounds {
         reads_.told(local_step, request.behind);
         return dropped;
     }
-    // Whether a gradient of this step, by the calling thread or task, would be dropped as one of before a restore.
+    // Whether a gradient of this step, by the calling thread or task, would be dropped because a restore came after it.
     bool behind(int64_t local_step) const {
         return reads_.timeline_of(local_step) < in_file().round().snapshot().restores;
     }
@@ -114,7 +114,7 @@ class Handle : public HandleRounds {
     // The calling thread or task knows this step, of this timeline, and may compute a gradient at it.
     void note_read(const Step::At& at) noexcept { reads_.note_own({std::get<0>(at), std::get<1>(at)}); }
     void read_in_thread(nb::handle at) { note_read(unpacked<int64_t, uint64_t>(at)); }
-    // The last such step; none: there is none.
+    // Returns the last step that the calling thread or task has read; nullopt: it has read none.
     std::optional<Step::At> last_read() const {
         const std::optional<StepRead> last = reads_.own();
         if (!last) return {};
@@ -162,7 +162,7 @@ class Handle : public HandleRounds {
         return run<Act>(call);
     }
     int64_t step() const { return in_file().round().snapshot().step; }
-    // Whether the run goes on.
+    // Whether the run is not finished. Throws if it is, and new parameters would stay untrained.
     bool running() const {
         if (!finished()) return true;
         refuse_other_parameters();
@@ -179,10 +179,10 @@ class Handle : public HandleRounds {
         try {
             const RoundState round = segment.round().snapshot();
             reads_.note({round.step, round.restores});
-        } catch (const Error&) {  // it is damaged, which its operations will say
+        } catch (const Error&) {  // the segment is damaged: its operations will report that
         }
     }
-    // Applies a gradient of the only member; Given makes it of these arrays, without an object of Python.
+    // Applies a gradient of the only member. Given makes it of these arrays, without a Python object.
     template <template <class> class Given, class... Arrays>
     bool apply_one(int64_t local_step, nb::handle terms, const Arrays&... arrays) {
         const OpenSegment::Use segment = attached();

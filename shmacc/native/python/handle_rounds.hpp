@@ -15,7 +15,7 @@ class HandleRounds : public OpenHandle {
     void close(nb::handle error = nb::none()) {
         OpenHandle::close(error, [this](OpenSegment& segment) { give_rounds_up(segment); });
         const KeptRounds dropped = closed() ? std::exchange(kept_, {})
-                                            : KeptRounds();  // last: that may run Python
+                                            : KeptRounds();  // last, since it may run Python
     }
     // Closes the handle at the end of a process. Also leaves the segment if the process has other handles on it, as a
     // forked child has its parent's handles.
@@ -38,12 +38,12 @@ class HandleRounds : public OpenHandle {
     void note_taken(const RoundResult& taken) { reads_.note_own(taken.read()); }
     // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
     bool take_kept(RoundResult& taken) { return kept_.pass_on(taken); }
-    // Keeps a result that did not reach its caller for this handle's next take of the same sort. Returns whether there
-    // was anything to keep.
+    // Keeps a result that did not reach its caller for this handle's next take of the same sort (taken_round.hpp).
+    // Returns whether there was anything to keep.
     bool keep(nb::object taken) { return !closed() && kept_.keep(std::move(taken)); }
 
-    // Hands out the round as `take` would, but keeps it, and takes no gradients of its step, until `consume_round`. The
-    // round belongs to this thread, or with a `caller` is offered to the caller's thread.
+    // Hands out the round as `take` would, but keeps it open until `consume_round`; no gradient of its step is accepted
+    // meanwhile. The round belongs to this thread, or with a `caller` is offered to the caller's thread.
     void open_round(RoundResult& taken, int64_t num_required, int64_t at_least, std::optional<double> timeout,
                     bool raise_departures, const Caller* caller) {
         const OpenSegment::Use segment = begin_take(num_required);
@@ -62,9 +62,9 @@ class HandleRounds : public OpenHandle {
         }
         note();
     }
-    // The calling thread takes over the round that it was offered. False: the round was given up meanwhile.
+    // The calling thread takes over the round that it was offered. Returns false if the round was given up meanwhile.
     bool hold_round(uint64_t serial) { return segment().own_round().hold(serial); }
-    // Puts what a take would give now in `taken`.
+    // Puts into `taken` what a take would give now.
     void look(RoundResult& taken, std::optional<double> timeout) {
         const int64_t deadline = deadline_after(timeout);
         const OpenSegment::Use segment = attached();
@@ -74,7 +74,7 @@ class HandleRounds : public OpenHandle {
                 act.look(taken.advances(), taken.division(*segment->specs()), deadline).taken);
         });
     }
-    // Adds up the pieces of a round. A piece is (table, numbers, counts, values, count, weight).
+    // Adds up the pieces of a round. A piece is (parts, numbers, counts, values, count, weight).
     nb::tuple reduce(const nb::list& pieces, int64_t count, int64_t weight) {
         const OpenSegment::Use segment = attached();
         need_numpy();
@@ -86,11 +86,11 @@ class HandleRounds : public OpenHandle {
         }
         return arrays_of(reduced);
     }
-    // For a caller that waits for gradients without a take.
+    // Throws if workers are gone. For a caller that waits for gradients without a take.
     void check_departures() {
         run<Take>([&](Take& act) { act.check_departures(); });
     }
-    // Returns whether the round was still open. After an error it still is, so the caller may try again.
+    // Returns whether the round was still open. After an error it still is, except if its update has begun.
     bool consume_round(uint64_t serial) {
         segment();
         if (!rounds_.has(serial)) return false;

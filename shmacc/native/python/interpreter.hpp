@@ -118,8 +118,8 @@ inline void take_gil(PyThreadState* state) {
     call_python([state] { PyEval_RestoreThread(state); });
 }
 
-// The thread that shuts the interpreter down keeps the GIL: if it asked for the GIL again, `take_gil` could not
-// distinguish it from other threads. And no other thread could use the GIL meanwhile.
+// Releases the GIL while it exists, but not in the thread that shuts the interpreter down: `take_gil` could not
+// distinguish that thread from others. And no other thread could use the GIL meanwhile.
 class WithoutGil {
   public:
     WithoutGil() : state_(finalizing() ? nullptr : PyEval_SaveThread()) {}
@@ -172,7 +172,7 @@ inline int64_t deadline_after(std::optional<double> seconds) {
     return monotonic_ns() + static_cast<int64_t>(*seconds * 1e9);
 }
 
-// An object that Python passes back unread: a capsule, which costs less than an object of a bound class. name: of T.
+// Wraps an object that Python passes back unread in a capsule, which costs less than a bound class. name: that of T.
 template <class T>
 nb::object given(std::unique_ptr<T> made, const char* name) {
     nb::object capsule = checked(PyCapsule_New(made.get(), name, [](PyObject* self) {
@@ -195,11 +195,11 @@ constexpr int kWritable = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_WRITEABLE;
 void need_numpy();
 
 // The memory of a NumPy array, for the lifetime of this object. It asks the array directly: a Py_buffer holds the array
-// no more firmly, and costs a small apply a twentieth.
+// no more firmly, and takes a twentieth of a small apply.
 template <class T>
 class ArrayBuffer {
   public:
-    // components: how many T make an element of the array; kAnyNumber: that is asked for later.
+    // components: how many T make an element of the array; kAnyNumber: any number (see `components`).
     ArrayBuffer(nb::handle array, uint32_t components, int flags = NPY_ARRAY_C_CONTIGUOUS) {
         need_numpy();
         if (!PyArray_Check(array.ptr())) throw nb::type_error("this must be a NumPy array");
@@ -239,8 +239,8 @@ void convert_halves(nb::handle from, nb::handle to) {
     convert(source.data(), target.writable(), source.size());
 }
 
-// Multiplies a gradient's values by its weight. Both arrays have the type of sums (complex: pairs). False: a product
-// does not fit.
+// Multiplies a gradient's values by its weight. Both arrays have the type of sums (complex: pairs). Returns false if a
+// product does not fit.
 inline bool weigh_values(nb::handle values, uint32_t sum, uint32_t components, int64_t weight, nb::handle to) {
     return with_sum_type(sum, [&](auto zero) {
         using T = decltype(zero);

@@ -1,4 +1,4 @@
-// Tells Python what it needs to know of the layout; shmacc/_base/layout.py makes it available.
+// Exports to Python what it needs to know of the layout (shmacc/_base/layout.py).
 #include "base/layout.hpp"
 
 #include <semaphore.h>

@@ -189,8 +189,8 @@ bool refuse_in_subinterpreter() {
     return true;
 }
 
-// Does as os.open, but returns a descriptor that has an owner from the start, and a number above the standard streams
-// (libmdbx#144, monero#6147).
+// Opens a file as os.open does, but returns an object that owns the descriptor from the start, and whose number is
+// above the standard streams (libmdbx#144, monero#6147).
 Descriptor open_file(nb::handle path, int flags, mode_t mode) {
     PyObject* encoded = nullptr;
     if (!PyUnicode_FSConverter(path.ptr(), &encoded)) nb::raise_python_error();

@@ -28,7 +28,7 @@ class Items {
     PyObject* const sequence_;
 };
 
-// Writes the number to `to`. False: it has another type, or is out of range. No Python code runs.
+// Writes the number to `to`. Returns false if it has another type, or is out of range. Runs no Python code.
 inline bool read_number(PyObject* number, double* to) {
     if (!PyFloat_CheckExact(number)) return false;
     *to = PyFloat_AsDouble(number);

@@ -40,7 +40,7 @@ class OpenHandle {
         const Caller* const caller_;
     };
 
-    // Act: Apply, Take or Step.
+    // Act: a class of operations, such as Apply, Take or Update.
     template <class Act, class Call>
     auto run(Call call, const Caller* caller = nullptr) {
         const OpenSegment::Use segment = attached();
@@ -66,7 +66,7 @@ class OpenHandle {
     }
 
   public:
-    // An operation on several handles' segments, which holds none of their locks while it waits.
+    // Runs an operation on the segments of several handles. It must hold none of their locks while it waits.
     template <class Handle, class Call>
     static void run_on(const std::vector<Handle*>& handles, Call call) {
         WithoutGil released;
@@ -112,9 +112,9 @@ class OpenHandle {
         (*segment_)->after_fork();
         return **segment_;
     }
-    // If not empty: the error of each use, since a write to one of this handle's arrays could not be undone.
+    // If not empty: the error that each use raises, since a write to one of this handle's arrays could not be undone.
     const std::shared_ptr<std::string>& spoiled() const { return spoiled_; }
-    // Undoes writes to read-only arrays; throws if there were any, to this handle's or others'.
+    // Undoes writes to all read-only arrays; throws if there were any, to arrays of any handle.
     void check_writes() const {
         if (const auto error = undo_writes()) throw *error;
         if (!closed_) refuse_spoiled();
@@ -127,7 +127,7 @@ class OpenHandle {
         segment().check_file();
         return segment();
     }
-    // For an operation: keeps the segment open while another thread closes the handle.
+    // Returns a use for an operation: it keeps the segment open, even if another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
         // In a forked child: note this handle, since at its end the child must leave each one that it has used. This
@@ -142,7 +142,7 @@ class OpenHandle {
         return use;
     }
 
-    // Attaches. False: the segment was unlinked, or the name now leads to another one; start over.
+    // Attaches. Returns false if the segment was unlinked, or the name now leads to another one; then start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
         intact();
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
@@ -176,10 +176,9 @@ class OpenHandle {
     uint32_t owner() const { return segment().file().attributes().st_uid; }
 
     // Gives this handle the duty to remove these names when it is closed. If another process has the duty, this handle
-    // takes it over if that process is dead, now or when this handle is closed: so the process that goes on with a dead
-    // one's run also removes the names. Nobody has the duty if the segment was made to stay (Header::keeper). Needs a
-    // handle that has entered.
-    // inherits: if not, this does nothing unless the handle has made the segment.
+    // takes it over if that process is dead, now or when this handle is closed: so the process that continues a dead
+    // process's run also removes the names. Nobody has the duty if the segment was made to stay (Header::keeper). Needs
+    // a handle that has entered. inherits: whether a handle that has not made the segment may get the duty.
     void keep_names(const std::string& path, const std::string& semaphore_path, bool inherits) {
         intact();
         if (!inherits && !own_names_) return;
@@ -205,8 +204,8 @@ class OpenHandle {
     }
 
   protected:
-    // Closes the handle, and then calls give_up(segment), unless the segment is damaged. error: the exception because of
-    // which the process leaves, or None. No Python signal handler can interrupt this half way, since all of it is C++.
+    // Closes the handle, and then calls give_up(segment) if the segment is not damaged. error: the exception because of
+    // which the process leaves, or None. All of it is C++, so no Python signal handler can interrupt it half way.
     template <class GiveUp>
     void close(nb::handle error, GiveUp give_up) {
         if (!segment_) return;
@@ -229,7 +228,7 @@ class OpenHandle {
         parameters_.erase(std::remove(parameters_.begin(), parameters_.end(), this), parameters_.end());
     }
     // The loop of a finished run ends without an error. But if a program attaches to the group of an earlier run and
-    // makes new parameters, these would stay untrained, and nobody would be told: so this throws. Parameters of this
+    // makes new parameters, these would stay untrained, and nobody would notice: so this throws. Parameters of this
     // process count as new if they are at an earlier step than the run, and the run has trained parameters that this
     // process does not have.
     void refuse_other_parameters() const {
@@ -256,7 +255,7 @@ class OpenHandle {
                             "checkpoint of both");
     }
 
-    std::optional<OpenSegment::Use> segment_;  // none: closed
+    std::optional<OpenSegment::Use> segment_;  // nullopt: closed
 
   private:
     void refuse_spoiled() const {
@@ -269,8 +268,8 @@ class OpenHandle {
                 if ((*one.specs())[i].name == (*other.specs())[j].name) return true;
         return false;
     }
-    // For OpenSegment::fail. A forked child that has not used its parent's handle is not attached: it must not report
-    // its own exception as its parent's.
+    // For OpenSegment::note_failure. A forked child that has not used its parent's handle is not attached: it must not
+    // report its own exception as its parent's.
     std::optional<std::string> failure_of(nb::handle error) {
         OpenSegment& segment = **segment_;
         segment.after_fork();
@@ -333,7 +332,7 @@ class OpenHandle {
                                  ? ""
                                  : "; a process keeps the lock, so those of dead processes cannot be freed"));
     }
-    // Frees the entries of dead processes. False: the lock stayed taken for `patience` nanoseconds.
+    // Frees the entries of dead processes. Returns false if the lock stayed taken for `patience` nanoseconds.
     bool sweep(OpenSegment& segment, int64_t patience) {
         WithoutGil released;
         Waiting waiting(released, *this);

@@ -1,5 +1,5 @@
-// Plain gradients are used without a conversion: arrays of the type of sums, of a shape that fits. These are NumPy's
-// own arrays, other packages' tensors viewed as arrays (tensors.hpp), or arrays made from lists (numbers.hpp).
+// Plain gradients need no conversion: they are arrays of the type of sums, and their shape fits. These are NumPy's own
+// arrays, other packages' tensors viewed as arrays (tensors.hpp), or arrays made from lists (numbers.hpp).
 //
 // Most gradients are plain, so this fast path comes first. Python converts the others, or reports the error (arrays.py,
 // gradient_checks.py).
@@ -11,8 +11,8 @@
 
 namespace shmacc {
 
-// Whether an object is a NumPy array of that type (NumPy's type number), not of a subclass, which an ArrayBuffer can
-// read directly.
+// Whether an ArrayBuffer can read an object directly: it is a NumPy array of that type (NumPy's type number), and of no
+// subclass.
 inline bool is_plain(PyObject* value, int type_number) {
     auto* array = reinterpret_cast<PyArrayObject*>(value);
     return PyArray_CheckExact(value) && PyArray_TYPE(array) == type_number && PyArray_ISCARRAY_RO(array);
@@ -79,7 +79,7 @@ inline bool has_dims(PyArrayObject* array, const nb::tuple& declared, int first)
     return true;
 }
 
-using Declared = std::optional<nb::tuple>;  // none: any shape will do
+using Declared = std::optional<nb::tuple>;  // nullopt: any shape will do
 
 // Returns a dense member's gradient as a plain array; None: it is not plain.
 inline nb::object plain_value(nb::handle value, int type_number, const Declared& declared) {
@@ -115,7 +115,7 @@ inline std::optional<PlainRows> plain_slices(nb::handle indices, nb::handle valu
     return PlainRows{std::move(row_numbers), std::move(numbers), check.ascending};
 }
 
-// Apply gradients as they are given. None: they are not plain, and nothing was done.
+// These apply a plain gradient as it is given. They return None, and do nothing, if it is not plain.
 inline std::optional<bool> apply_plain_rows(Handle& handle, nb::handle indices, nb::handle values,
                                             int type_number, const Declared& declared, int64_t local_step,
                                             nb::handle terms) {
@@ -130,7 +130,7 @@ inline std::optional<bool> apply_plain_dense(Handle& handle, nb::handle value, i
     return handle.apply_dense(plain, local_step, terms);
 }
 
-// Return a gradient of one member, as it is given. None: it is not plain.
+// These return a plain gradient of one member, as it is given; None if it is not plain.
 inline nb::object plain_rows(uint32_t member, uint32_t sum, uint32_t reduction, nb::handle indices,
                              nb::handle values, int type_number, const Declared& declared) {
     const std::optional<PlainRows> rows = plain_slices(indices, values, type_number, declared);

@@ -14,7 +14,7 @@ namespace shmacc {
 class SegmentView : public SegmentReader {
   public:
     using SegmentReader::SegmentReader;
-    // Returns a view of the same segment that reports on the table of one member in one lane. (A newly opened view
+    // Returns a view of the same segment that reports on one member in one lane: its *table*. (A newly opened view
     // reports on the first lane's first member.) The last member is the set of contributors.
     SegmentView table(uint32_t lane, uint32_t member) const {
         if (lane >= config_.lanes || member >= specs_.size())
@@ -25,7 +25,7 @@ class SegmentView : public SegmentReader {
         return view;
     }
 
-    // The configuration of the segment and of the member that the viewed table belongs to.
+    // The configuration of the segment and of the viewed member.
     nb::dict config() const {
         nb::dict out = describe(config_, specs_);
         const nb::dict member = describe(specs_[member_]);
@@ -35,7 +35,7 @@ class SegmentView : public SegmentReader {
         out["member"] = member["name"];
         return out;
     }
-    // The committed state of the segment and of the table, as they were at some instant during the call; see snapshot.
+    // The committed state of the segment and of the viewed member, as of some instant during the call; see `snapshot`.
     nb::dict state() const {
         const Snapshot seen = snapshot();
         const SeenLane& lane = seen.lanes[lane_];
@@ -44,7 +44,7 @@ class SegmentView : public SegmentReader {
         out["kept_free"] = seen.kept_free;
         if (given_up(seen.totals.round.holder)) out["round"] = nb::none();
         describe_table(out, seen, lane_, member_);
-        // Grows with every commit of the round or of the table's lane.
+        // Grows with every commit of the round or of the viewed lane.
         out["generation"] = seen.totals.round.generation + lane.state.generation;
         out["leftovers"] = lane.state.leftovers - lane.members[member_].leftovers_before;
         // Whether an operation is running, or its process died: then rows may differ from the committed ones.
@@ -57,7 +57,7 @@ class SegmentView : public SegmentReader {
         out["all_reserved"] = seen.reserved;
         return out;
     }
-    // Describes all tables, including those of the contributors, lane by lane.
+    // Describes every member in every lane, lane by lane. The set of contributors is the last member.
     nb::list tables() const {
         const Snapshot seen = snapshot();
         nb::list out = new_list();
@@ -123,8 +123,8 @@ class SegmentView : public SegmentReader {
         return out;
     }
     // Returns when a process last began an operation or attached, when a gradient was last accepted, and when a process
-    // last took (0: never), according to the entries of all processes, including those that left if nobody else has got their entry since.
-    // Entries are given from the front, so the first empty page is the end.
+    // last took (0: never). It looks at all processes' entries, and at those of processes that left, if no other
+    // process has got them since. Entries are given from the front, so the first empty page is the end.
     nb::tuple last_used_ns() const {
         constexpr uint32_t kStep = static_cast<uint32_t>(kPage / sizeof(Participant));
         int64_t seen = wall_ns_of(config_.created_ns), applied = 0, took = 0;
@@ -142,7 +142,7 @@ class SegmentView : public SegmentReader {
         }
         return nb::make_tuple(seen, applied, took);
     }
-    // How the time of rounds was spent, for whom they waited, and the gradients whose step nobody checked, of all lanes.
+    // How rounds spent their time, for whom they waited, and the gradients of all lanes whose step was not checked.
     nb::dict pace() const {
         const Pace seen = header<Pace>(offsetof(Header, pace));
         nb::dict out = new_dict();
@@ -177,10 +177,10 @@ class SegmentView : public SegmentReader {
         }
         return out;
     }
-    // Return (whether another process holds the lock, its pid or 0), for a lane's lock and for the name lock.
+    // These return (whether another process holds the lock, its pid or 0), for a lane's lock and for the name lock.
     nb::tuple lock_state(uint32_t lane) const { return held_by(lane_byte(lane)); }
     nb::tuple name_lock_state() const { return held_by(kNameByte); }
-    // Reads from a region as it is now. region: a fixed one, or one of the viewed lane or table (kViewedRegions).
+    // Reads from a region as it is now. region: a fixed one, or one of the viewed lane or member (kViewedRegions).
     nb::bytes read(uint32_t region, uint64_t offset, uint64_t count) const {
         if (region >= kViewedRegions || offset > kRegionSpan || count > kRegionSpan - offset)
             throw Error(Failure::kInvalidArgument, "The segment has no such bytes");
@@ -198,14 +198,14 @@ class SegmentView : public SegmentReader {
         const auto [rows, saved_at] = unchanged_rows(undo_records);
         return nb::make_tuple(nb::bytes(rows.data(), rows.size()), saved_at);
     }
-    // Compares a copy of the viewed sparse table, or table of parameters, with a copy of its index. Copying takes a
-    // hundredth of a second for a million rows, comparing ten times as long: only the copies must be of one round, or
-    // of one index. none: they are not, since a round ended or an index was replaced meanwhile.
+    // Compares a copy of the viewed sparse member or table with a copy of its index. Copying a million rows takes a
+    // hundredth of a second, comparing them ten times as long; only the copies must be of one round, or of one index.
+    // Returns None if they are not: a round ended or an index was replaced meanwhile.
     //
-    // Gradients may arrive while the copies are made. Within a round a row keeps its place and its number, and its entry
-    // in the index keeps its position until the index is replaced; so rows that were there before are compared with an
-    // index that is read later. The same holds for a table of parameters, whatever updates end meanwhile: a place that,
-    // by its stamp, was given at the generation of the first look has had its id all the time (table.hpp).
+    // Gradients may arrive while the copies are made. Within a round a row keeps its place and its number, and its
+    // entry in the index keeps its position until the index is replaced; so rows that were there before are compared
+    // with an index that is read later. This is also so for a table of parameters, whatever updates end meanwhile: a
+    // place that, by its stamp, was given at the generation of the first look has had its id all the time (table.hpp).
     nb::object compare() const {
         const bool by_id = specs_[member_].kind == kTable;
         const Snapshot before = snapshot();
@@ -239,7 +239,7 @@ class SegmentView : public SegmentReader {
         nb::dict out = copy.compare(Index(buckets.data(), buckets.size(), stamp, RowHash(config_.hash_key)),
                                     buckets.size(), after.lanes[lane_].state.generation);
         out["rows"] = by_id ? table.in_table : places;
-        // The most that a row's count may be.
+        // The most contributions that a row may have.
         out["possible"] = by_id ? 0 : later.weight;
         out["committed"] = after.lanes[lane_].state.generation != generation;
         out["in_operation"] = after.lanes[lane_].in_operation;
@@ -256,7 +256,7 @@ class SegmentView : public SegmentReader {
     }
 
   private:
-    // A table that has no contents of the current round is described as empty.
+    // A member without contents of the current round is described as empty.
     void describe_table(nb::dict& out, const Snapshot& seen, uint32_t lane, uint32_t member) const {
         const MemberState& table = seen.lanes[lane].members[member];
         const bool in_round = this->in_round(seen, lane, member);

@@ -65,9 +65,10 @@ class NewArrays {
         return reserved;
     }
 
-    // Reserves all arrays, then writes them. Throws before it touches a page if they do not fit, unless others take the
-    // room meanwhile. This takes long, so it runs without the GIL: the file has no name, so no other thread finds it.
-    // If another thread forks meanwhile, the child inherits the descriptor, and with it the memory, as always.
+    // Reserves all arrays, then writes them. If they do not fit, throws before it touches a page (or later, if others
+    // take the room meanwhile). This takes long, so it runs without the GIL: the file has no name, so no other thread
+    // finds it. If another thread forks meanwhile, the child inherits the descriptor, and with it the memory, as
+    // always.
     void fill(const SegmentFile& file, const Config& config) const {
         uint64_t total = 0;
         for (const Array& array : arrays_) total += reserved_for(array.bytes);
@@ -126,7 +127,7 @@ class NewArrays {
 // An array's memory in this process. It needs the file only while it is being made.
 class ArrayMapping {
   public:
-    // guarded: for a read-only array, unless this process is to have no guard.
+    // guarded: the guard of a read-only array; nullopt: the array is writable, or this process has no guard.
     ArrayMapping(const SegmentFile& file, uint32_t region, uint64_t bytes, bool writable,
                  std::optional<WriteGuard::Of> guarded)
         : bytes_(reserved_for(bytes)), writable_(writable) {
@@ -146,7 +147,7 @@ class ArrayMapping {
     ArrayMapping& operator=(const ArrayMapping&) = delete;
     void* base() const { return base_; }
 
-    // at_once: see MappedArrays. Returns false if there is no guard that could wait for the first write, and no memory.
+    // at_once: see MappedArrays. Returns false if no guard waits for the first write, and the copies cannot be made.
     bool release(bool at_once) {
         if (guard_) guard_->release(at_once);
         if (guard_ || writable_) return true;
@@ -221,7 +222,7 @@ class MappedArrays {
 
     // Allows writes to read-only arrays from now on. The first write turns all of them into private copies of this
     // process. at_once: no process changes the arrays any more, so each page may become a private copy when it is
-    // written. Without a guard, all become private copies here, or none can be written (throws).
+    // written. Without a guard, all arrays become private copies here; throws if that fails.
     void release(bool at_once) {
         for (auto& [place, array] : arrays_)
             if (array.mapping && !array.mapping->release(at_once))

@@ -1,8 +1,8 @@
-// What must happen together with the end of a Python statement: a block that begins, a step that a loop gets.
+// Changes that must happen together with the end of a Python statement: a block begins, or a loop gets a step.
 //
-// A handler of a signal may raise between any two instructions of Python, and after each call, but not in the extension.
-// So a Python function cannot change an object and return: the exception may come in between, and the caller does not
-// have what the object says that it has. These objects change in the call that returns.
+// A signal handler may raise between any two instructions of Python, and after each call, but not in the extension. So
+// a Python function cannot safely change an object and return: if an exception comes in between, the object says that
+// the caller has something that it does not have. These objects change in the call that returns.
 #pragma once
 
 #include "python/handle.hpp"

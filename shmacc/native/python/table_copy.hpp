@@ -1,4 +1,4 @@
-// A copy of a table's rows, for inspection: whether a search of its index finds each.
+// A copy of a member's rows, for inspection: checks whether a search of the index finds each row.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace shmacc {
 
 class TableCopy {
   public:
-    // known: tells which places are in use, if by_id (a table of parameters); else all are.
+    // known: says which places are in use, if by_id (a table of parameters); else all are.
     TableCopy(const PlacesInUse& known, bool by_id) : known_(known), by_id_(by_id) {
         rows_.reserve(known.rows);
     }
@@ -33,7 +33,7 @@ class TableCopy {
         compared_ += in_use;
     }
 
-    // Compares the rows with an index, and sorts them. generation: the table's after the last `add`.
+    // Compares the rows with an index, and sorts them. generation: the lane's after the last `add`.
     nb::dict compare(const Index& index, uint64_t buckets, uint64_t generation) {
         const uint64_t lost = buckets > 0 ? lost_in(index) : compared_;
         std::sort(rows_.begin(), rows_.end());
@@ -46,7 +46,7 @@ class TableCopy {
         out["highest"] = compared_ > 0 ? rows_.back() : 0;
         out["least_count"] = least_;
         out["most_count"] = most_;
-        // Places that an operation assigned or freed during the copy: before it, they may have been in use. If nothing
+        // How many places an operation assigned or freed during the copy: they may have been in use before. If nothing
         // was committed meanwhile, only the places that the running operation has freed.
         out["changed"] = generation == known_.generation
                              ? freed_
@@ -99,7 +99,7 @@ class TableCopy {
     std::vector<int64_t> rows_;  // by place
     uint64_t compared_ = 0;
     std::vector<uint64_t> later_;  // when places were given or freed, if after the generation of `known`
-    uint64_t freed_ = 0;  // those that the next operation freed
+    uint64_t freed_ = 0;  // how many of the places the next operation has freed
     int64_t least_ = std::numeric_limits<int64_t>::max(), most_ = 0;
 };
 

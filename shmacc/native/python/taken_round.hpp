@@ -19,7 +19,7 @@ namespace shmacc {
 
 class RoundResult {
   public:
-    // ends: as for `division_of`.
+    // ends: see `division_of`.
     RoundResult(bool advance, bool seal, nb::handle ends = nb::none())
         : advance_(advance), seal_(seal), division_(division_of(ends)) {}
 
@@ -188,7 +188,7 @@ class KeptRounds {
 // The rounds that one handle has open, each with the thread and the process that own it. The GIL guards this list.
 class HeldRounds {
   public:
-    // To be made before a round is opened: reserves memory, so that `add` cannot fail, even if other threads add too.
+    // Make it before a round is opened: it reserves memory, so that `add` cannot fail, even if other threads add too.
     class Opening {
       public:
         explicit Opening(HeldRounds& held) : held_(held) {

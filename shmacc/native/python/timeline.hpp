@@ -1,35 +1,36 @@
 // Timelines: after a restore, no gradient that was computed before it is accepted, whatever its step.
 //
-// A restore begins a timeline, numbered by RoundState::restores. An apply is judged under the lane's lock, as for its
-// step: a gradient of an older timeline than the current one is dropped. The question is only to which timeline a
-// gradient belongs, since its step is a plain number. It belongs to the timeline in which its step was read. (An int
-// that carries its timeline would say so itself; but files, JSON and torch.load refuse integers of other classes.)
+// A restore begins a timeline, numbered by RoundState::restores. Under the lane's lock an apply drops a gradient of an
+// older timeline than the current one, as it drops a gradient of an older step. But a gradient's step is a plain
+// number, so to which timeline does the gradient belong? To the one in which its step was read. (An int that carries
+// its timeline would say so itself; but files, JSON and torch.load refuse integers of other classes.)
 //
-// A Reads is one handle's memory of its reads. Who reads: a thread, or a task of asyncio, by Python's context
-// variables. So a thread's read says nothing of another thread's gradient; a task, and a call of asyncio.to_thread,
-// has its creator's last read until it reads itself, as a forked child has. (Tasks of trio share their thread's.) What is a read: whatever gives the caller
-// the step that it computes its next gradient at: global_step, wait_step, steps, takes, the end of a round's block.
-// `stats`, `state`, `running` and refused applies are none: a program may call them while it computes.
+// A Reads remembers the reads of one handle. A reader is a thread, or a task of asyncio (by Python's context
+// variables). So a thread's read says nothing of another thread's gradient. A task, a call of asyncio.to_thread and a
+// forked child have their creator's last read until they read themselves. (Tasks of trio share their thread's.) A read
+// is whatever gives the caller the step at which it computes its next gradient: global_step, wait_step, steps, takes,
+// the end of a round's block. `stats`, `state`, `running` and refused applies are no reads: a program may call them
+// while it computes. The timeline of a gradient:
 //
-//   1  Its own reader's last read was of this very step, or in the newest timeline that the handle knows: that read's.
+//   1  If its reader's last read was of this very step, or in the newest timeline that the handle knows: that read's.
 //      (So a step ahead of the current one is accepted in the same timeline, as in TensorFlow.)
-//   2  Else another reader may have read it for this one (a wait in an executor's thread, a step handed to a pool): the
-//      newest timeline, if somebody has read this step or a later one there.
-//   3  Else nobody has read it in the newest timeline: the reader's own; without a read of its own an older timeline,
-//      if it was read in one; else the newest.
+//   2  Else, if somebody has read this step or a later one in the newest timeline: the newest. Another reader may have
+//      read it for this one (a wait in an executor's thread, a step handed to a pool).
+//   3  Else: that of the reader's last read. If it has read nothing: an older one, if the step was read there; else the
+//      newest.
 //
-// An opening of the handle, set_global_step, advance_step and a restore by this handle are reads of nobody (`note`): they
-// count for 2 and 3. So a program that restores, and applies at steps that it knows, need not read the step. In rule 1 a
-// restore does not count: a gradient may be applied by the process that has restored, and was computed before.
-// NEVER_STALE is a step that nobody reads: of a reader it belongs to the reader's own timeline, else to the newest. A
-// program that never reads the step (it counts, or trains asynchronously) would be dropped for ever; so if nobody has
-// read by this handle in this process, a dropped gradient makes known what was missing (`told`), and the next one
-// counts. What a forked child or a pickle has from its parent is such a read only for the steps of rule 1.
+// When the handle is opened, or this handle sets, advances or restores the step, nobody has read the step, but rules 2
+// and 3 count it (`note`). So a program that restores, and applies at steps that it knows, need not read the step. Rule
+// 1 does not count it: the process that has restored may still apply a gradient that it computed before. NEVER_STALE is
+// a step that nobody reads: such a gradient is of its reader's last timeline, or without one of the newest. A program
+// that never reads the step (it counts, or trains asynchronously) would be dropped for ever. So if nobody has read by
+// this handle in this process, a dropped gradient makes known which timeline is current (`told`), and the next gradient
+// counts. Here a read that came from a forked child's parent, or with a pickle, does not count.
 //
-// Limits. A step from elsewhere (a queue, another handle) belongs to rules 2 and 3: without a read by this handle, its
+// Limits. A step from elsewhere (a queue, another handle) falls under rules 2 and 3: without a read by this handle, its
 // gradients are dropped after a restore. A pool's late gradient of an old timeline is accepted if the pool's dispatcher
-// has meanwhile read the same step in the new one. A gradient is dropped, though it is of now, if another thread reads
-// the step for it and its own thread last read that very number before the restore: that looks like rule 1.
+// has meanwhile read the same step in the new one. A current gradient is dropped if another thread reads the step for
+// it, and its own thread last read that very number before the restore: that looks like rule 1.
 #pragma once
 
 #include <optional>
@@ -54,7 +55,7 @@ class Reads {
     Reads(const Reads&) = delete;
     Reads& operator=(const Reads&) = delete;
 
-    // The handle knows that the step was this one in that timeline.
+    // Notes that the step was this one in that timeline, though no thread or task has read it.
     void note(const StepRead& read) {
         if (read.timeline > newest_.timeline) {
             older_ = std::max(older_, newest_.step);
@@ -65,20 +66,20 @@ class Reads {
             older_ = std::max(older_, read.step);
         }
     }
-    // The calling thread or task has read it. Without memory for that, `note` alone has an effect.
+    // Notes a read by the calling thread or task. Without memory for that, only `note` has an effect.
     void note_own(const StepRead& read) noexcept {
         read_in_ = fork_generation;
         keep(read, fork_generation);
     }
-    // Another process has read it and passed it on: a forked child's parent, or the process that made a pickle.
+    // Notes a read that another process has passed on: a forked child's parent, or the process that made a pickle.
     void inherit(const StepRead& read) noexcept { keep(read, kAnothers); }
-    // A gradient was dropped because this timeline is newer. 0: for another reason.
+    // Notes that a gradient was dropped because this timeline is newer. 0: it was dropped for another reason.
     void told(int64_t local_step, uint64_t timeline) {
         if (local_step == kNeverStale) told_ = std::max(told_, timeline);
     }
 
     const StepRead& newest() const { return newest_; }
-    // The last read of the calling thread or task; none: it has not read yet.
+    // The last read of the calling thread or task; nullopt: it has not read yet.
     std::optional<StepRead> own() const {
         const std::optional<Own> last = record();
         return last ? std::optional(last->read) : std::nullopt;
@@ -97,7 +98,7 @@ class Reads {
         if (last && (last->step == local_step || last->timeline == newest_.timeline)) return last->timeline;
         if (local_step <= newest_.step) return newest_.timeline;
         if (last) return last->timeline;
-        return newest_.timeline - (local_step <= older_);  // with an older one, the newest is not 0
+        return newest_.timeline - (local_step <= older_);  // if there is an older timeline, the newest is not 0
     }
 
   private:
@@ -119,8 +120,9 @@ class Reads {
         const Kept* const kept = variable_ ? variable_->get() : nullptr;
         return kept && kept->own.serial == serial_ ? std::optional(kept->own) : std::nullopt;
     }
-    // A thread changes what it has kept in place: Python's ContextVar.set allocates, and crashes if two allocations in a
-    // row fail (3.11 to 3.14; its token is null then). A task may have its creator's, so it keeps its own anew.
+    // A thread changes the value that it keeps in place: Python's ContextVar.set allocates, and crashes if two
+    // allocations in a row fail (3.11 to 3.14; its token is null then). A task may see its creator's value, so it sets
+    // its own.
     void keep(const StepRead& read, uint64_t in) noexcept {
         note(read);
         try {

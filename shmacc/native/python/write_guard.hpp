@@ -25,19 +25,20 @@
 // (Handle::segment).
 //
 // When the exception comes. Python's main thread raises it at the end of the next call that Python code makes, at the
-// next turn of a loop, or at the beginning of the next function: right after `array.fill_(0)`, but after
-// `array += 1` only at the next of these places, so a `try` around this line alone does not catch it. Another thread's
-// write is told to the main thread. What is raised inside a finalizer or a callback, Python prints ("Exception
+// next turn of a loop, or at the beginning of the next function: right after `array.fill_(0)`, but after `array += 1`
+// only at the next of these places, so a `try` around this line alone does not catch it. The main thread also raises
+// the exception for another thread's write. What is raised inside a finalizer or a callback, Python prints ("Exception
 // ignored") and drops; the write is undone all the same. In hooks of os.fork that would also break the hook: so
 // `before_fork` undoes the write, and the exception comes after the fork, in the parent. (Hooks that were registered
 // after these may still be hit.) If Python's queue of calls is full, the next use of the library raises it.
 //
 // The handler. (In a thread that has blocked SIGSEGV the kernel ends the process.) The signal is synchronous: the
-// interrupted code is a store into an array, which holds no lock that the handler needs. Other faults go to the handler
-// that was there before, and sent signals too; an ignored one changes nothing. faulthandler.disable() removes this
-// handler if faulthandler was enabled first, and a program may set another one. `stand_guard` brings it back at the
-// next use of the arrays, if nobody's handler is there. Until then a write ends the process. A handler that a program
-// sets afterwards stays, and gets the write as a fault: faulthandler.enable() belongs before the first read-only array.
+// interrupted code is a store into an array, which holds no lock that the handler needs. Other faults, and signals that
+// were sent, go to the handler that was there before; if SIGSEGV was ignored, a sent signal changes nothing.
+// faulthandler.disable() removes this handler if faulthandler was enabled first, and a program may set another one.
+// `stand_guard` sets it again at the next use of the arrays, if no handler is set then; until then a write ends the
+// process. A handler that a program sets afterwards stays, and gets the write as a fault: so call faulthandler.enable()
+// first.
 //
 // With SHMACC_GUARD=0 in the environment when a process gets its first read-only array, it has no handler and no hooks,
 // and the kernel ends a process that writes.
@@ -74,7 +75,7 @@ inline bool make_own(void* memory, uint64_t bytes) {
 
 inline constexpr const char* kUndone = ". The write was undone";
 
-// A read-only array's memory. The list only grows, since a handler may be walking along it; entries are used again.
+// A read-only array's memory. The list only grows, since a handler may be reading it; entries are used again.
 struct ReadOnlyArray {
     std::atomic<bool> used{true};
     std::atomic<uintptr_t> begin{0};
@@ -106,7 +107,7 @@ struct ReadOnlyArray {
         }
         std::string failed = std::string(read_only ? "madvise: " : "mprotect: ") + std::strerror(errno);
         const bool locked = msync(memory(), bytes, MS_INVALIDATE) != 0 && errno == EBUSY;
-        if (locked) munlock(memory(), bytes);  // if it fails, so does what needs it
+        if (locked) munlock(memory(), bytes);  // if it fails, so do the calls below that need it
         bool done = read_only && locked && drop(MADV_DONTNEED);
         const std::shared_ptr<const SegmentFile> open = done ? nullptr : file.lock();
         if (open && open->status().open) {
@@ -125,7 +126,7 @@ struct ReadOnlyArray {
 
 inline std::atomic<ReadOnlyArray*> read_only_arrays{nullptr};
 inline std::atomic<bool> some_written{false};
-inline std::optional<Error> untold;  // what before_fork has undone
+inline std::optional<Error> untold;  // the error of the writes that before_fork has undone
 inline bool forking = false;  // Python runs hooks of a fork
 inline std::atomic<const struct sigaction*> handler_before{nullptr};
 inline int (*raise_written)(void*) = nullptr;  // calls undo_writes and sets Python's error (module.cpp)
@@ -150,7 +151,7 @@ inline bool let_write(ReadOnlyArray& array) {
     // In this order: an undo before a store makes the array read-only again, and the write faults once more.
     array.written = true;
     some_written = true;
-    Py_AddPendingCall(raise_written, nullptr);  // if the queue is full, the next use of the library tells
+    Py_AddPendingCall(raise_written, nullptr);  // if the queue is full, the next use of the library raises
     return true;
 }
 
@@ -163,7 +164,7 @@ inline bool set_handler() {
     return sigaction(SIGSEGV, &action, nullptr) == 0;
 }
 
-// Does with the signal what happened to it before this handler was there.
+// Treats the signal as if this handler had never been set.
 inline void pass_on(int number, siginfo_t* info, void* context) {
     const struct sigaction& before = *handler_before;
     const bool sent = info->si_code <= 0;
@@ -200,8 +201,8 @@ inline void on_fault(int number, siginfo_t* info, void* context) {
     pass_on(number, info, context);
 }
 
-// Undoes what this process has written to read-only arrays since the last call. Returns the error that says so; none:
-// it has written nothing. Needs the GIL.
+// Undoes what this process has written to read-only arrays since the last call. Returns the error that reports it;
+// nullopt: nothing was written. Needs the GIL.
 inline std::optional<Error> undo_writes() {
     std::optional<Error> told = std::exchange(untold, std::nullopt);
     if (!some_written.exchange(false)) return told;
@@ -215,7 +216,7 @@ inline std::optional<Error> undo_writes() {
     return told;
 }
 
-// Hooks of os.fork. What they raised would be dropped.
+// Hooks of os.fork. They do not raise: Python would drop the exception.
 inline void before_fork() {
     untold = undo_writes();
     forking = true;
@@ -226,7 +227,7 @@ inline void after_fork_in_parent() {
 }
 inline void after_fork_in_child() {
     forking = false;
-    untold.reset();  // the parent tells
+    untold.reset();  // the parent raises it
 }
 
 // Made when the module is imported: without memory for a function nanobind ends the process.
@@ -250,8 +251,8 @@ inline bool guard_wanted() {
     return text != "0";
 }
 
-// Call before read-only arrays are used. Has the handler installed, unless another one was set since. False: the
-// process is to have no guard. Needs the GIL.
+// Call before read-only arrays are used. Sets the handler at the first call, and again if no handler is set any more.
+// Returns false if the process shall have no guard. Needs the GIL.
 inline bool stand_guard() {
     static const bool wanted = guard_wanted();
     if (!wanted) return false;

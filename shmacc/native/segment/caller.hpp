@@ -1,5 +1,5 @@
-// Calls that one thread makes for another. A worker thread makes a coroutine's call for the thread of the event
-// loop, which goes on meanwhile and may end the wait.
+// Calls that one thread makes for another. A worker thread makes a coroutine's call for the event loop. Meanwhile the
+// loop's thread goes on, and may end the wait.
 //
 // Caller: to end a wait, the loop's thread calls `leave`, then wakes this process's waits (Handle::end_wait). A
 // wait looks at `has_left` after it has joined the queue or loaded its futex word, and before it sleeps: so it
@@ -47,7 +47,7 @@ class OwnRound {
   public:
     enum class Whose { kOthers, kOffered, kHeld, kThreads };
 
-    // Needs all lanes' locks. loop: the event loop's thread, to which the round is offered; none: the round is
+    // Needs all lanes' locks. loop: the event loop's thread, to which the round is offered; kNoThread: the round is
     // this thread's.
     void opened(const RoundHolder& holder, ThreadNumber loop) {
         token_ = holder.token;
@@ -55,13 +55,13 @@ class OwnRound {
         offered_ = loop != kNoThread;
         serial_ = holder.serial;
     }
-    // The loop's thread calls this. False: the round was given up, or another round was opened since.
+    // The loop's thread calls this. Returns false if the round was given up, or another round was opened since.
     bool hold(uint64_t serial) {
         if (serial_ != serial) return false;
         held_ = serial;
         return true;
     }
-    // Returns whose the open round is, for this thread, which is about to wait for the round's end.
+    // Returns whose the open round is, as seen by this thread, before it waits for the round's end.
     Whose to_this_thread(const RoundHolder& holder) const {
         if (serial_ != holder.serial || token_ != holder.token || thread_ != this_thread())
             return Whose::kOthers;

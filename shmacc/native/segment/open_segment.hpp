@@ -25,7 +25,7 @@ namespace shmacc {
 
 class OpenSegment {
   public:
-    // The process's OpenSegment on this file, if it has one that is open. With the GIL.
+    // Returns the process's OpenSegment on this file; null if it has none that is open. Needs the GIL.
     static std::shared_ptr<OpenSegment> of(const SegmentFile& file) {
         auto segment = file.open_segment.lock();
         if (!segment || !segment->is_open()) return nullptr;
@@ -85,7 +85,7 @@ class OpenSegment {
             else if (segment_->users_ == 0)
                 segment_->leave();
         }
-        // False: the handle is the parent's, and this forked child has not used it.
+        // Whether this process has made or used the handle; false: a forked child has not used its parent's handle.
         bool is_here() const { return origin_.is_here(); }
         // Call before a handle is used: in a forked child, the parent's handle becomes the child's.
         void adopt() {
@@ -168,8 +168,8 @@ class OpenSegment {
     }
 
     // Detaches a process that ends without closing all its handles. The next operation, if there is one, attaches it
-    // again. While another thread's operation runs, others are only told that the process is ending: it may end before
-    // that thread runs again.
+    // again. While another thread's operation runs, other processes are only told that this one is ending: it may end
+    // before that thread runs again.
     void leave() {
         if (!is_open()) return;
         if (operations_ > 0) {
@@ -179,8 +179,8 @@ class OpenSegment {
         presence_.leave(mapping_->file().status(), failed_);
         attached_ = failed_ = false;
     }
-    // The last handle that was closed determines how the process leaves. reason: why the process failed; "":
-    // the reason was recorded before; none: the process has not failed.
+    // The last handle that was closed determines how the process leaves. reason: why the process failed; "": the reason
+    // was recorded before; nullopt: the process has not failed.
     void note_failure(const std::optional<std::string>& reason) {
         failed_ = reason.has_value();
         if (!reason || reason->empty() || !presence_.claimed()) return;
@@ -200,7 +200,7 @@ class OpenSegment {
         if (found.st_size != static_cast<off_t>(file_size(config_))) data_loss("its file was truncated");
         return found;
     }
-    // Does what check_intact does. Throws NotFoundError if the name was removed while in use (systemd#2039).
+    // Does what check_intact does, and throws NotFoundError if the name was removed while in use (systemd#2039).
     void check_file() const {
         const struct stat found = check_intact();
         load_barrier();  // if the name is gone, a mark made before is seen (mark_given_up)
@@ -212,10 +212,10 @@ class OpenSegment {
                         "another segment");
     }
 
-    // With all lanes' locks: gives back pages that no commit records. A process that died while it reserved memory has
-    // left them: before Lane::begin, so that nobody looks for them. What the file occupies besides the recorded sizes is
-    // known only roughly (the fixed regions grow as well), so this looks when that has become more. Allocates nothing,
-    // since it follows a commit. lanes: the states of all lanes.
+    // With all lanes' locks: gives back pages that no commit records. A process that dies while it reserves memory
+    // leaves such pages: it has not begun yet (Lane::begin), so recovery does not look for them. What the file occupies
+    // besides the recorded sizes is known only roughly (the fixed regions grow, too), so this acts only after that has
+    // grown by more than Lane::kSpare. Allocates nothing, since it follows a commit. lanes: the states of all lanes.
     void give_unrecorded_back(const LaneState* lanes) {
         SHMACC_ASSERT(has_all_locks());
         if (!file().status().intact) return;
@@ -269,8 +269,8 @@ class OpenSegment {
         wait_queue_.wake_all();
         wait_queue_.announce_progress();
     }
-    // Does as `finish`, when this process ends. Its own threads, which may still work, do not see it: they would raise
-    // errors while the interpreter shuts down.
+    // Does what `finish` does, when this process ends. Its own threads, which may still work, do not see it: they would
+    // raise errors while the interpreter shuts down.
     void finish_for_others() {
         ending_ = true;
         finish();

@@ -47,7 +47,7 @@
 
 namespace shmacc {
 
-// The file that is found under a name.
+// What is found under a name.
 enum class Found { kSegment, kNothing, kUnfinished, kHeldUnfinished, kOtherVersion };
 
 struct Opened {
@@ -124,9 +124,8 @@ inline Opened open_segment_file(const std::string& path, SegmentFile::Access acc
 using ArrayBytes = std::array<uint64_t, std::size(kArrayRegions)>;
 
 // Makes a segment under these names, and returns it open; null if the segment's name is taken. kept: made with
-// unlink_on_close. arrays: for each
-// member, the bytes that the segment records as reserved. fill(file, config) reserves and fills these bytes
-// before the file has a name.
+// unlink_on_close. arrays: for each member, the bytes that the segment records as reserved. fill(file, config) reserves
+// and fills these bytes before the file has a name.
 template <class Fill>
 std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::string& semaphore_path,
                                             Config config, const MemberSpecs& members, bool kept,
@@ -193,8 +192,8 @@ std::shared_ptr<SegmentFile> create_segment(const std::string& path, const std::
     return named ? file : nullptr;
 }
 
-// The second check of a process that attaches; needs the name lock. False: the name leads elsewhere; or the segment was
-// given up, and this call has finished the removal that another process began.
+// The second check of a process that attaches; needs the name lock. Returns false if the name leads elsewhere, or if
+// the segment is marked as unlinked; then this call has finished the removal that another process began.
 inline bool look_again(OpenSegment& segment, const std::string& path, const std::string& semaphore_path) {
     SegmentFile& file = segment.file();
     if (load(segment.header().unlinked)) {

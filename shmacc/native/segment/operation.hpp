@@ -8,7 +8,7 @@
 
 namespace shmacc {
 
-// A stopped process may hold the lock for ever; a call with a deadline still tries the lock once.
+// How long a call still tries to get the lock after its deadline (a stopped process may hold the lock for ever).
 constexpr int64_t kLockPatience = 100 * kMillisecond;
 
 inline int64_t lock_deadline(int64_t deadline) {
@@ -75,7 +75,7 @@ class ActivityScope {
     OpenSegment& segment_;
     Participant& entry_;
     const Origin origin_;
-    bool waited_ = false;  // for other processes, maybe for hours: then seen_ns is set again at the end
+    bool waited_ = false;  // it waited for other processes, maybe for hours: then seen_ns is set again at the end
 };
 
 class Operation {
@@ -110,7 +110,7 @@ class Operation {
             throw Error(Failure::kDeadlineExceeded, std::string("Another process kept the lock; ") + what,
                         {{"step", segment_.round().snapshot().step}});
     }
-    // Call it after a commit that others may have waited for.
+    // Wakes the calls that may go on after this commit.
     template <class Session>
     void let_others_go_on(Session& session) {
         session.release();
@@ -121,7 +121,7 @@ class Operation {
         session.commit();
         let_others_go_on(session);
     }
-    // Call it before a wait for this round's end. True: the round was offered to this very thread, and is given up.
+    // Call it before a wait for this round's end. Returns true if the round was offered to this thread; it is given up.
     bool give_up_offered(const RoundHolder& holder) {
         switch (segment_.own_round().to_this_thread(holder)) {
             case OwnRound::Whose::kOthers:
@@ -156,7 +156,7 @@ class Operation {
         return Error(failure, what + ": " + in_words(departures), {}, std::move(lists),
                      {{"reasons", std::move(reasons)}});
     }
-    // dropped_before: how many gradients had been dropped when the wait first looked. none: it never got the lock;
+    // dropped_before: how many gradients had been dropped when the wait first looked. nullopt: it never got the lock;
     // then nothing was dropped during the wait, since dropping needs the lock.
     [[noreturn]] void deadline_exceeded(const std::string& what, const Totals& now,
                                         std::optional<uint64_t> dropped_before, Error::Fields fields = {}) {

@@ -94,7 +94,7 @@ class HeadGrace {
         overdue_ = now >= until_;
         return !overdue_;
     }
-    // Whether the last head that need not be waited for has used up its grace: the caller marks it (Waiter::overdue).
+    // Whether the head's grace was over at the last must_wait: the caller then marks the head (Waiter::overdue).
     bool overdue() const { return overdue_; }
     int64_t until() const { return until_; }
 

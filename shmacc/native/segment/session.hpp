@@ -11,7 +11,7 @@
 
 namespace shmacc {
 
-// The locks of one lane or several consecutive ones.
+// The locks of one lane, or of several consecutive lanes.
 class HeldLocks {
   public:
     explicit HeldLocks(OpenSegment& segment) : segment_(segment) {}
@@ -22,7 +22,7 @@ class HeldLocks {
     HeldLocks(const HeldLocks&) = delete;
     HeldLocks& operator=(const HeldLocks&) = delete;
 
-    // Acquires all lanes' locks. False: the deadline passed.
+    // Acquires all lanes' locks. Returns false if the deadline passed.
     bool acquire_all(int64_t deadline, Interruption& interruption) {
         const auto lanes = static_cast<uint32_t>(segment_.lanes().size());
         for (;;) {
@@ -139,8 +139,7 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
 // Changes one lane, under its lock.
 class LaneSession {
   public:
-    // contributor: the gradient's, if it has one; the gradient goes to the contributor's lane. everywhere: take
-    // all lanes' locks.
+    // contributor: the gradient's, if it has one: it determines the lane. everywhere: take all lanes' locks.
     LaneSession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
                 Interruption& interruption)
         : segment_(segment), locks_(segment), everywhere_(everywhere) {
@@ -158,7 +157,7 @@ class LaneSession {
     uint32_t lane_number() const { return lane_; }
     Lane& lane() { return *segment_.lanes()[lane_]; }
 
-    // The round's gradients in all lanes. Other lanes may change meanwhile, unless their locks are held.
+    // The round's gradients in all lanes. Other lanes may change meanwhile, if their locks are not held.
     struct Pending {
         int64_t count;  // gradients
         bool weight_fits;  // the weight of all lanes, with `more` added here, surely fits 64 bits
@@ -208,7 +207,7 @@ class LaneSession {
         lane().commit(state, members_);
         lane().give_back(before, state);
     }
-    // Commits the round, too, which counts from the lane's commit on.
+    // Commits the round and the lane. The round counts from the lane's commit on.
     void commit_with_round() {
         SHMACC_ASSERT(lane().has_begun());
         round.needs = state.generation + 1;
@@ -322,8 +321,8 @@ class AllLanesSession {
     }
     void commit() { segment_.commit(state); }
     void release() { locks_.release(); }
-    // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of all of them; no
-    // gradient may be pending then. Each lane commits by itself: its contents stay the same.
+    // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of every lane and
+    // member; then no gradient may be pending. Each lane commits by itself: its contents stay the same.
     void give_memory_back(bool all) {
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Lane& lane = *segment_.lanes()[i];

@@ -1,7 +1,7 @@
-// How sums are made: what becomes of a sum when a gradient, another lane or another host brings one more number.
+// How a sum is combined with one more number, from a gradient, another lane or another host.
 //
-// All reductions add, and differ in what a take makes of the sum (reduction.hpp). One that keeps something else (a maximum,
-// say) gets a struct like `Add` here, its case in `with_sums`, and its types in SHMACC_FOR_ALL_SUMS.
+// All reductions add; they differ in how a take reduces the sum (reduction.hpp). A reduction that keeps no sum (but a
+// maximum, say) needs a struct like `Add`, a case in `with_sums`, and its types in SHMACC_FOR_ALL_SUMS.
 #pragma once
 
 #include "base/directory.hpp"
@@ -9,7 +9,7 @@
 
 namespace shmacc {
 
-// Combine: Add<T>. These return false if a sum does not fit (integers; it wraps around then).
+// Loops that combine rows. Combine: Add<T>. They return false if an integer sum does not fit; it wraps around then.
 template <class Combine, class T>
 struct CombiningLoops {
     using Number = T;
@@ -51,7 +51,7 @@ struct Add : CombiningLoops<Add<T>, T> {
             return a + b;
         }
     }
-    // Does what `row` does, for more numbers than a row has.
+    // Does the same as `row`, and is faster for arrays that are longer than a row.
     static bool many(T* __restrict__ sums, const T* __restrict__ values, uint64_t count) {
         if constexpr (std::is_integral_v<T>) {
             return Add::row(sums, values, count);

@@ -1,9 +1,9 @@
-// Hosts and shards send each other rounds as columns: a few arrays, each with the data of all members in turn. (In a
-// message a small array costs more than its bytes, so there are few arrays.)
+// Columns: the form in which hosts and shards send each other rounds. They are a few arrays, each with the data of all
+// members in turn. (In a message a small array costs more than its bytes, so there are few arrays.)
 //
 // One column has the row numbers of all sparse members, one the counts of these rows. A column of bytes has the values
-// of all members; each member's values begin at a multiple of kPartAlignment. A header for each member says how long its
-// part is.
+// of all members; each member's values begin at a multiple of kPartAlignment. A header for each member says how long
+// its part is.
 #pragma once
 
 #include <queue>
@@ -34,7 +34,7 @@ struct Columns {
     Output numbers{0}, counts{0}, values{0};
 };
 
-// How members are divided among shards: rows by `shard_of`, a dense member into one run of elements per shard.
+// How members are divided: a row goes to its `shard_of`, a dense member is cut into one run of elements per shard.
 struct Division {
     uint32_t shards;
     std::vector<int64_t> ends;  // dense member m's run for shard s ends at ends[m * shards + s]
@@ -57,8 +57,8 @@ struct ColumnsRoom {
     void add_part(uint64_t of_bytes) { bytes = part_up(bytes) + of_bytes; }
 };
 
-// Writes the columns of one or more shards, member after member. The room may be for more rows than there are, since
-// equal rows are added up: memory that is not touched costs nothing.
+// Writes the columns of one or more shards, member after member. The rows may need less than the room, since equal rows
+// are added up; memory that is not touched costs nothing.
 class ColumnsWriter {
   public:
     explicit ColumnsWriter(const std::vector<ColumnsRoom>& rooms) : rooms_(rooms), columns_(rooms.size()) {
@@ -177,7 +177,7 @@ inline void merge_columns(const std::vector<RowColumn>& columns, const std::vect
     }
 }
 
-// The array that a member's part of a column of values is written to: `size` rows or elements.
+// A caller's array, to which the values of one member are written: `size` rows or elements.
 struct Whole {
     unsigned char* memory;
     uint64_t size;
@@ -186,7 +186,7 @@ struct Whole {
     int64_t first;  // where the part begins, if it is a run; -1: each row has a position of its own
 };
 
-// Puts a shard's values into their arrays. positions: where each row of the parts that are not runs goes.
+// Puts a shard's values into their arrays. positions: for each row of a part that is no run, its place in the array.
 inline void put_values(const std::vector<Whole>& wholes, const int64_t* positions, uint64_t count,
                        const unsigned char* values, uint64_t bytes) {
     uint64_t all = 0, at = 0, end = 0;

@@ -17,8 +17,8 @@ namespace shmacc {
 
 struct DistinctRows {
     std::vector<int64_t> rows;  // ascending, each once
-    std::vector<uint32_t> order;  // where each of `rows` is in the list; empty if some repeat
-    std::vector<uint32_t> positions;  // where each row of the list is in `rows`; empty if none repeats
+    std::vector<uint32_t> order;  // where each of `rows` is in the list; empty if a row repeats
+    std::vector<uint32_t> positions;  // where each row of the list is in `rows`; empty if no row repeats
 };
 
 // A word of the bitmap: the marks of 64 numbers, and how many marks are in the words before it.
@@ -27,7 +27,7 @@ struct NumbersWord {
     uint64_t before;
 };
 
-// Counts the words' bits, and returns how many there are in all.
+// Sets `before` of each word, and returns how many marks there are in all.
 SHMACC_TWO_WIDTHS static uint64_t count_bits(NumbersWord* words, uint64_t count) {
     uint64_t before = 0;
     for (uint64_t i = 0; i < count; ++i) {
@@ -36,7 +36,7 @@ SHMACC_TWO_WIDTHS static uint64_t count_bits(NumbersWord* words, uint64_t count)
     }
     return before;
 }
-// Replaces each number by its place among the marked ones.
+// Replaces each number by how many marks are below it: its place among the distinct rows.
 SHMACC_TWO_WIDTHS static void numbers_to_places(const NumbersWord* words, uint32_t* numbers, uint32_t count) {
     for (uint32_t i = 0; i < count; ++i) {
         const NumbersWord& word = words[numbers[i] / 64];

@@ -9,8 +9,8 @@
 
 namespace shmacc {
 
-// Rows in any order, each once. In a damaged segment rows may change while they are read, so every access must stay in
-// bounds.
+// One of the sources: rows in any order, each once. In a damaged segment rows may change while they are read, so every
+// access must stay in bounds.
 template <class T>
 struct RowSource {
     const int64_t* keys;  // row i has keys[i * stride]
@@ -26,20 +26,20 @@ class Merge {
 
   public:
     Merge(std::vector<RowSource<T>> sources, uint64_t width);
-    // How many different rows there are.
+    // How many distinct rows there are.
     uint64_t rows() const { return keys_.size(); }
 
-    // All rows, ascending, reduced. False: a result does not fit.
+    // Writes all rows, reduced, in ascending order. Returns false if a result does not fit.
     bool read(RowTargets<T>& to, const Reduce& reduce);
 
-    // Adds up a dense member's arrays and reduces their sum. False: a result does not fit.
+    // Adds up a dense member's arrays and reduces their sum. Returns false if a result does not fit.
     static bool reduce_arrays(T* out, const std::vector<const T*>& arrays, uint64_t size, const Reduce& reduce);
 
   private:
     static constexpr uint64_t kAhead = 32;
 
     void sort() {
-        order_ = ascending_order(keys_.data(), static_cast<uint32_t>(total_));  // equal rows: by source
+        order_ = ascending_order(keys_.data(), static_cast<uint32_t>(total_));  // equal rows in order of source
         std::vector<int64_t> distinct;
         distinct.reserve(total_);
         for (const uint32_t i : order_)

@@ -37,7 +37,7 @@ bool within(T value, const Reduce& reduce) {
     return static_cast<uint64_t>(value) <= reduce.highest;
 }
 
-// out[i] = sums[i], divided if asked to; false if a result does not fit the dtype.
+// out[i] = sums[i], divided if `reduce` says so. Returns false if a result does not fit the dtype.
 template <class T>
 bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, const Reduce& reduce) {
     bool fits = true;
@@ -49,8 +49,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     } else {
         const int64_t divisor = reduce.divisor ? reduce.divisor : contributions;
         if constexpr (std::is_floating_point_v<T>) {
-            // Dividing by a power of two equals multiplying by its inverse, to the bit, and multiplying is
-            // much cheaper.
+            // Dividing by a power of two equals multiplying by its inverse, to the bit, and multiplying is cheaper.
             if (count > 1 && (divisor & (divisor - 1)) == 0) {
                 const T inverse = T{1} / static_cast<T>(divisor);
                 for (uint64_t j = 0; j < count; ++j) out[j] = sums[j] * inverse;
@@ -77,7 +76,7 @@ bool reduce_into(T* out, const T* sums, uint64_t count, int64_t contributions, c
     return fits;
 }
 
-// Reduces a row as above. kWidth: the row's width, or 0 for any. kStreamed: writes past the caches (is_streamed).
+// Does what reduce_into does, for a row. kWidth: the row's width, or 0 for any. kStreamed: writes past the caches.
 template <uint64_t kWidth, bool kStreamed, class T>
 bool reduce_row(T* out, const T* sums, uint64_t width, int64_t contributions, const Reduce& reduce) {
     if constexpr (!kStreamed) return reduce_into(out, sums, kWidth ? kWidth : width, contributions, reduce);

@@ -1,12 +1,13 @@
 // The hash from row number to place: open addressing over buckets of one cache line.
 //
-// So what a lookup costs does not grow with the rows (tensorflow#6460).
+// The cost of a lookup does not grow with the number of rows (tensorflow#6460).
 //
 // A bucket holds ten entries: a place number and a 16-bit tag each. The tag has other bits of the hash than those that
-// choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the places whose tags match:
-// their row numbers decide. Entries are filled from the front and never freed one by one, so a search ends at the first
-// free entry. A bucket whose stamp is not the round's is empty: a new round empties all by incrementing the stamp. (An
-// accumulator uses its first places. In a table of parameters each place says whether it is in use: table.hpp.)
+// choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the places whose tags
+// match: their row numbers decide. Entries are filled from the front and never freed one by one, so a search ends at
+// the first free entry. A bucket counts as empty if its stamp is not the round's, so a new round empties all by a new
+// stamp. (An accumulator uses its first places. In a table of parameters each place says whether it is in use:
+// table.hpp.)
 //
 // 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
 // moves each row about four times in its life.
@@ -23,9 +24,9 @@
 //   independent of a, so is u. Given u, v = u + a * (other - row) is u plus a uniform multiple of 2^s: the bits of v
 //   from s on are uniform, and the upper 64 bits are among these. An invertible mix of both keeps this.
 //
-// So two rows share a home, or a tag, under no more keys than random rows would, and any set of rows that is chosen
-// without the key is expected to have as many collisions as random rows. For linear probing this bounds the expected
-// cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup); with a known hash the cost
+// So two rows share a home bucket, or a tag, under no more keys than random rows would, and any set of rows that is
+// chosen without the key is expected to have as many collisions as random rows. For linear probing this bounds the
+// expected cost of inserting any n rows by O(n log n) (Pagh, Pagh and Ruzic; Patrascu and Thorup); with a known hash it
 // may be n^2. The mix is for the rows of ordinary programs: without it the homes of 0, 1, 2, ... would lie at equal
 // steps around the table, and cluster under one key in a few hundred; with it they are spread like random ones.
 //
@@ -99,8 +100,8 @@ class Index {
         return filled * 10 > buckets * kBucketEntries * 9;
     }
 
-    // Looks the keys, which ascend, up among the first `rows` places. `runs` gets runs that together cover all keys, in
-    // order. Returns the number of runs, at most one for each key.
+    // Finds the places of ascending keys among the first `rows` places. `runs` gets runs that together cover all keys,
+    // in order. Returns the number of runs, at most one for each key.
     uint32_t find(const int64_t* keys, uint32_t count, const RowPlace* table, uint64_t rows, Run* runs) const {
         RunList list{runs, runs};
         if (rows == 0 || count_ == 0) {
@@ -137,9 +138,9 @@ class Index {
         __builtin_prefetch(&buckets_[at], 1);
         return {static_cast<uint32_t>(at), tag(hash)};
     }
-    // Whether the buckets that a search for an absent row passes, or all buckets, can be an index's: of its stamp or an
-    // older one, and filled from the front. generation: the current one, the largest of all stamps. (From 2^32 on,
-    // stamps do not tell which is older.)
+    // Whether buckets can be those of an index: they have its stamp or an older one, and are filled from the front. The
+    // first function checks the buckets that a search for the row passes if it is absent, the second all. generation:
+    // the current one, the largest of all stamps. (From 2^32 on, stamps do not tell which is older.)
     bool is_sound_around(int64_t row, uint64_t generation) const {
         uint64_t at = home(hash_(row));
         for (uint64_t probe = 0; probe < count_; ++probe) {
@@ -154,7 +155,7 @@ class Index {
         return std::all_of(buckets_, buckets_ + count_,
                            [&](const Bucket& bucket) { return is_sound(bucket, generation); });
     }
-    // The row of this home must be absent, and there must be a free entry.
+    // Adds a row, which must be absent; there must be a free entry.
     void insert(const Home& home, uint32_t place) {
         uint64_t at = home.bucket;
         for (uint64_t probe = 0; probe < count_; ++probe) {
@@ -181,7 +182,7 @@ class Index {
     struct RunList {
         Run* begin;
         Run* end;
-        // Adds `length` keys that have `place` and the places after it; if `place` is kAbsent, that have no places.
+        // Adds `length` keys. They have `place` and the places after it; if `place` is kAbsent, they have no places.
         void add(uint32_t place, uint32_t length) {
             if (end > begin) {
                 Run& last = end[-1];
@@ -193,18 +194,18 @@ class Index {
             }
             *end++ = {place, length};
         }
-        // The place after the last key's.
+        // The place after that of the last key.
         uint64_t next() const {
             return end > begin && end[-1].place != kAbsent ? uint64_t{end[-1].place} + end[-1].length : kAbsent;
         }
     };
 
-    // Guesses a block's places without the index. Places are assigned in order of arrival, so rows that arrived together
-    // have adjacent places. If a gradient resembles an earlier one, its rows may be in consecutive places, or (rows of a
-    // dense range) in places as far apart as their numbers. So the first key is tried right after the previous block's
-    // last place. If the last key is then where one of the two patterns puts it, the keys between are tried by the same
-    // pattern. The row number in a place decides whether a guess is right. The second pattern also prefetches the places
-    // that it expects for the `later` keys after the block.
+    // Guesses a block's places without the index. Places are assigned in order of arrival, so rows that arrived
+    // together have adjacent places. If a gradient resembles an earlier one, its rows may be in consecutive places, or
+    // (rows of a dense range) in places as far apart as their numbers. So the first key is tried right after the
+    // previous block's last place. If the last key is then where one of the two patterns puts it, the keys between are
+    // tried by the same pattern. The row number in a place decides whether a guess is right. The second pattern also
+    // prefetches the places that it expects for the `later` keys after the block.
     bool find_neighbours(const int64_t* keys, uint32_t count, uint32_t later, const FirstRows& known,
                          RunList& list) const {
         const RowPlace* const table = known.table;

@@ -1,6 +1,6 @@
 // Where a result's rows are written, in ascending order: all to one place, or each to its shard's memory.
 //
-// Rows are best read in the order in which gradients brought them; writing to several places in turn costs little.
+// One pass over the rows serves all shards: writing to several places in turn costs little.
 #pragma once
 
 #include <cstdint>
@@ -78,8 +78,8 @@ class RowTargets {
     RowTargets(std::vector<RowTarget<T>> by_shard, bool streamed)
         : by_shard_(std::move(by_shard)), streamed_(streamed) {}
 
-    // Calls read(width, streamed, targets), which writes the rows. Width and `streamed` are constants of the compiler;
-    // a width without a loop of its own is 0.
+    // Calls read(width, streamed, targets), which writes the rows. `width` and `streamed` are compile-time constants;
+    // `width` is 0 if there is no loop for just this width.
     template <class Read>
     bool fill(uint64_t width, uint64_t rows, Read read) {
         bool fits = true;

@@ -33,7 +33,7 @@ inline RowCheck check_rows(const int64_t* keys, uint64_t count, int64_t limit) {
     return check;
 }
 
-// Position of a row number that occurs twice; -1: none does.
+// The position of a row number that occurs twice; -1: each occurs once.
 inline int64_t repeated_row(const int64_t* keys, uint64_t count) {
     const std::vector<uint32_t> order = ascending_order(keys, static_cast<uint32_t>(count));
     for (uint64_t i = 1; i < count; ++i)
@@ -54,8 +54,8 @@ class SortedRows {
         : keys_(keys), values_(values), counts_(counts), weight_(weight), count_(count), width_(width),
           ascending_(ascending) {}
 
-    // Sums repeats of a row in their order in the gradient (`a[i] += v` would lose them: numpy#16790). Such a row still
-    // counts as one contribution. (The rows of a partial do not repeat: gradient_checks.py.)
+    // Adds up the values of a row that occurs several times, in the gradient's order (`a[i] += v` would lose some:
+    // numpy#16790). Such a row still counts as one contribution. (A partial's rows do not repeat: gradient_checks.py.)
     void sort() {
         if (ascending_) return;
         distinct_ = distinct_rows(keys_, count_);
@@ -96,8 +96,8 @@ class SortedRows {
 
     // Adds the rows to their sums, in the gradient's order. So the hardware prefetches the rows, and only the sums are
     // at random addresses. The sums are fewer, the most frequent ones stay in the caches, and the others are fetched
-    // kAhead rows in advance. If each sum were finished before the next, every row would be at a random address, and
-    // waiting for rows took most of an apply. False: a sum does not fit.
+    // kAhead rows in advance. (If each sum were finished before the next, every row would be at a random address, and
+    // waiting for rows would take most of an apply.) Returns false if a sum does not fit.
     template <uint64_t kWidth>
     bool sum(const std::vector<uint32_t>& positions, uint32_t distinct) {
         const uint64_t width = kWidth ? kWidth : width_;
