@@ -80,7 +80,7 @@ fi
 
 # Why log_path above: pytest holds a process's output back, and loses it if the process dies in a test.
 status=0
-"${under[@]}" "$bin/pytest" -p no:cacheprovider --timeout 1800 "$@" || status=$?
+"${under[@]}" "$bin/pytest" -p no:cacheprovider --timeout 1800 -o faulthandler_timeout=0 "$@" || status=$?
 
 mapfile -t found < <(grep -lE "$report" -r "$reports")
 if [ ${#found[@]} -gt 0 ]; then
