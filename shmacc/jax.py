@@ -52,8 +52,8 @@ class TreeSpec:
             tree: A pytree of arrays, or of ``jax.ShapeDtypeStruct`` as ``jax.eval_shape`` returns
                 it; the values do not matter. A leaf has the dtype that JAX gives it.
             sparse: A function from the name of a leaf to whether its gradients come as rows:
-                ``(indices, values)``, or an object with ``.indices`` and ``.values``. None: no
-                gradients do.
+                ``(indices, values)``, or an object with ``.indices`` and ``.values``. None: all
+                gradients are dense.
             reduction_type: The reduction of all members; None: the group's.
 
         Raises:

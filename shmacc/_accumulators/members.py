@@ -18,7 +18,7 @@ class AccumulatedMember(MemberSpec):
 
     Attributes:
         reduction: The reduction, as a user names it.
-        parameters: As for `TensorSpec`; None if it is a member of an existing segment.
+        parameters: The same as in `TensorSpec`; None for a member of an existing segment.
     """
 
     noun: ClassVar[str] = "member"
