@@ -15,7 +15,7 @@ Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup
 """What `attach` returns. Any stands for parameters and shared arrays, and lets type checkers accept
 every method. ``SharedArrays.attach`` returns a precise type."""
 
-# # Public names, not classes: so `attach` imports only the class that it needs.
+# Public names, not classes: so `attach` imports only the class that it needs.
 _CLASSES = {
     "sparse": "SparseConditionalAccumulator", "dense": "ConditionalAccumulator",
     "group": "AccumulatorGroup", "arrays": "SharedArrays", "parameters": "Parameters",

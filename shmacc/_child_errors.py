@@ -37,7 +37,7 @@ def loaded(module: str) -> list[Any]:
 def ending() -> BaseException | None:
     """Return the exception that ends this child; for use in multiprocessing's finalizers."""
     error = sys.exc_info()[1]
-    # # A forked child inherits the exception that its parent was handling: not the child's end.
+    # A forked child inherits the exception that its parent was handling: not the child's end.
     return _kept if _kept or error is None or id(error) == _parents else error
 
 
@@ -69,7 +69,7 @@ def _wrap(_: object = None) -> None:
 
 def _wrap_when_it_begins() -> None:
     for util in loaded("util"):
-        # # The registration ends when its first argument is collected. `_wrap` lives to the end.
+        # The registration ends when its first argument is collected. `_wrap` lives to the end.
         util.register_after_fork(_wrap, _wrap)
 
 
@@ -96,7 +96,7 @@ class _EndOfThread:
         self._pid = os.getpid()
         self.calls: list[Callable[[], object]] = []
 
-    # # `pid` is a parameter, since a dying interpreter clears the module `os`.
+    # `pid` is a parameter, since a dying interpreter clears the module `os`.
     def __del__(self, pid: Callable[[], int] = os.getpid) -> None:
         if self._pid == pid():  # not when a forked child drops its copy
             for call in self.calls:
@@ -122,13 +122,13 @@ def at_end_of_forking_thread(call: Callable[[], object]) -> None:
 def _watch_the_forking_thread() -> None:
     global _end  # noqa: PLW0603  a process is forked once
     _end, thread = None, threading.main_thread()
-    # # main_thread() is the thread that forked. Its class says if it was the parent's main thread.
+    # main_thread() is the thread that forked. Its class says if it was the parent's main thread.
     if type(thread).__name__ == "_MainThread":
         return
-    # # Only the thread's locals refer to this object, and Python drops them when the thread ends.
+    # Only the thread's locals refer to this object, and Python drops them when the thread ends.
     _of_thread.end = _EndOfThread()
     _end = weakref.ref(_of_thread.end)
-    # # By then Python has forgotten the thread's exception. So this hook keeps it earlier.
+    # By then Python has forgotten the thread's exception. So this hook keeps it earlier.
     hook = threading.excepthook
 
     def keep(args: Any) -> None:

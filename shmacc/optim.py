@@ -91,7 +91,7 @@ class Optimizer:
             value = getattr(self, each.name)
             if each.name == "constraint":
                 checked: object = constraints.check(value, f"{type(self).__name__}'s constraint")
-            # # `type` is a class, not a string: this module must not import `annotations`.
+            # `type` is a class, not a string: this module must not import `annotations`.
             elif each.type is bool:
                 checked = flag(value, each.name)
             else:
@@ -168,7 +168,7 @@ class Optimizer:
         numbers = [float(getattr(self, name)) for name in _numbers(type(self))]
         if decay := getattr(self, "weight_decay", 0.0):
             kind |= layout.OPTIMIZER_OPTIONS["weight_decay"]
-            # # The weight decay is always at index _DECAY; zeros fill the gap before it.
+            # The weight decay is always at index _DECAY; zeros fill the gap before it.
             numbers += [0.0] * (_DECAY - len(numbers)) + [decay]
         if getattr(self, "as_torch", False):
             kind |= layout.OPTIMIZER_OPTIONS["as_torch"]

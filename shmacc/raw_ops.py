@@ -42,7 +42,7 @@ __all__ = [
 def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
-            # # ``with accumulator`` would record this process as failed if there is an error.
+            # ``with accumulator`` would record this process as failed if there is an error.
             handle = stack.enter_context(contextlib.closing(_attach.attach(handle)))
         yield _resolved(handle, kind)
 

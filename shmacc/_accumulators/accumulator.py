@@ -318,8 +318,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
             seal: Refuse later applies until `advance_step` or `unseal`.
 
         Raises:
-            The errors of `take`; but OutOfRangeError only if the lanes' sums together exceed 64
-            bits.
+            All errors of `take`; OutOfRangeError only if the lanes' sums together exceed 64 bits.
         """
         return rounds.take(
             self._handle, self._partial, num_required, timeout, partial=True, seal=bool(seal)

@@ -184,7 +184,7 @@ def given_shape(shape: Any) -> tuple[int, ...] | None:
     """
     if shape is None:
         return None
-    # # A tf.TensorShape has this method.
+    # A tf.TensorShape has this method.
     if hasattr(shape, "as_list"):
         shape = shape.as_list()
     return tuple(index_array(shape, "grad_shape").ravel().tolist()) or None
@@ -249,7 +249,7 @@ def _check_sparse(
         _check_given_against_declared(given, declared)
     limit = declared[0] if declared else None
     ascending, over, negative = _core.check_rows(indices, INT64_MAX if limit is None else limit)
-    # # Without a limit, 2**63 - 1 stands for it; but this is also a valid row number.
+    # Without a limit, 2**63 - 1 stands for it; but this is also a valid row number.
     if over >= 0 and limit is not None:
         raise InvalidArgumentError(_over_limit(indices, over, limit))
     return ascending and negative < 0

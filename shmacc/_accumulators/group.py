@@ -76,8 +76,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
 
     def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
         super()._examine(existing, own)
-        # # A contributor, and where to store the answer to its gradient: if a signal handler
-        # raises, the caller cannot see what the apply returns.
+        # A contributor, and where to store the answer to its gradient: if a signal handler raises,
+        # the caller cannot see what the apply returns.
         self._awaited: tuple[int, Answer] | None = None
         self._members = {
             spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
@@ -155,8 +155,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 f"{type(gradient).__name__}"
             )
         members = []
-        # # All members are checked before the lock is taken: a bad member adds nothing to the
-        # others.
+        # All members are checked before the lock is taken: a bad member adds nothing to the others.
         for name, value in gradient.items():
             member = self._member(name)
             try:
@@ -203,7 +202,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             )
         members, count, weight = self._members_of(partial)
         who = gradient_checks.partial_contributors(partial)
-        # # There is nothing to add, but the result says whether the step was stale.
+        # There is nothing to add, but the result says whether the step was stale.
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         added = self._handle.apply_group(members, step, (count, weight, who, seconds))

@@ -108,8 +108,7 @@ class MemberInput:
         values = arrays.weighted(values, weight, self._dtype, f"{prefix}values")
         if shape is None or len(shape) > 1 or np.ndim(given):
             return checked_rows(indices, values, shape, self._shape, exact=self._exact)
-        # # TensorFlow accepts a number as a shape. But most callers who pass a number mean the
-        # step.
+        # TensorFlow accepts a number as a shape. But most callers who pass a number mean the step.
         meant = f" (the given shape is {given}, a number: a step is passed as local_step={given})"
         try:
             rows = checked_rows(indices, values, shape, self._shape, exact=self._exact)
@@ -153,7 +152,7 @@ class MemberInput:
 
 def _parts(value: Any) -> tuple[Any, Any, Any]:
     """Return the indices, values and own shape (or None) of a sparse gradient."""
-    # # A named tuple with a field `indices` may have its fields in another order.
+    # A named tuple with a field `indices` may have its fields in another order.
     if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
         indices, values = value
         return indices, values, None

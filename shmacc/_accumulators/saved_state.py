@@ -87,7 +87,7 @@ def from_arrays(
         raise InvalidArgumentError(
             f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
         )
-    # # The member of a single accumulator has no name, and every gradient has this member.
+    # The member of a single accumulator has no name, and every gradient has this member.
     if not specs[0].name and counts != [(count, weight)] * (count > 0):
         raise InvalidArgumentError(
             f"The state's count and weight are {count} and {weight}, but not those of its values"
@@ -106,7 +106,7 @@ def _saved_members(
     order = names(state, "members", existing, "member", "accumulator's")
     known = {f"{number}.values" for number in range(len(order))}
     for key in state:
-        # # Otherwise sums of a member that the state does not name would be lost silently.
+        # Otherwise sums of a member that the state does not name would be lost silently.
         if isinstance(key, str) and _NUMBERED.fullmatch(key) and key not in known:
             raise InvalidArgumentError(f"The state has {key!r}, but names {len(order)} members")
     return order

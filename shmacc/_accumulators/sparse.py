@@ -183,7 +183,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         Raises:
             The errors of `apply_grad`; also InvalidArgumentError if `grad` is no such object.
         """
-        # # Announce the worker before the conversion, so that takes learn if the conversion fails.
+        # Announce the worker before the conversion, so that takes learn if the conversion fails.
         if contributor is not None:
             self._handle.be_contributor(arguments.int64(contributor, "contributor"))
         grad = foreign.slices(grad)
@@ -241,7 +241,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             # TensorFlow drops a stale gradient before it makes check 9.
             if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):
                 return False
-            # # With both faults, a fresh gradient gets TensorFlow's message, a stale one gets ours.
+            # With both faults, a fresh gradient gets TensorFlow's message, a stale one gets ours.
             if rows.refusal is None or step >= self._handle.step:
                 raise InvalidArgumentError(rows.conflict)
         rows.check()

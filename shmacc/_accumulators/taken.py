@@ -23,7 +23,7 @@ _Record = TypeVar("_Record")
 def _set(record: Any, name: str, value: object) -> None:
     """Allow ``record.values *= 0.1``, which scales the array and then sets it again."""
     before = getattr(record, name, None)
-    # # `before` is also None if there is no such field.
+    # `before` is also None if there is no such field.
     if before is not value or before is None:
         what_to_do = (
             f": write into the array (`taken.{name}[...] = other`, `taken.{name} *= 0.1`), or give "

@@ -2,7 +2,7 @@
 
 from shmacc.errors import DataLossError
 
-# # Each name leads to TensorFlow's number of the dtype, and the bytes of an element.
+# Each name leads to TensorFlow's number of the dtype, and the bytes of an element.
 _DTYPES = {
     "float32": (1, 4), "float64": (2, 8), "int32": (3, 4), "uint8": (4, 1), "int16": (5, 2),
     "int8": (6, 1), "complex64": (8, 8), "int64": (9, 8), "qint8": (11, 1), "quint8": (12, 1),

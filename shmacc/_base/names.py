@@ -149,7 +149,7 @@ def segment_name(shared_name: object) -> SegmentName:
     """
     text = ""
     if isinstance(shared_name, str) and "\0" not in shared_name:
-        # # str.__str__, since an f-string may show an enum's name differently.
+        # str.__str__, since an f-string may show an enum's name differently.
         with contextlib.suppress(UnicodeEncodeError):
             text = written(str.__str__(shared_name))
     if not 1 <= len(text) <= _LONGEST_WRITTEN:

@@ -12,7 +12,7 @@ def shown(given: object) -> str:
 
 
 def _plain(given: object) -> object:
-    # # np.str_ and enums of strings would show their class.
+    # np.str_ and enums of strings would show their class.
     if isinstance(given, str):
         return str.__str__(given)
     if hasattr(given, "item") and _is_number(given):

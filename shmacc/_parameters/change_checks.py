@@ -121,7 +121,7 @@ def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
         InvalidArgumentError: The gradient does not fit the array, or the array has no optimizer.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    # # Check this first: if there is no optimizer, a message about the shape would mislead.
+    # Check this first: if there is no optimizer, a message about the shape would mislead.
     learning_rate(array, None)
     rows = isinstance(array, ParameterTable) or foreign.is_rows(given)
     shape = (None, *array.shape) if isinstance(array, ParameterTable) else array.shape

@@ -58,7 +58,7 @@ def round_of(
         InvalidArgumentError: The round is a single accumulator's, and there are several arrays.
         FailedPreconditionError: `taken` does not come from a round that this process has open.
     """
-    # # Read `given` only once: it becomes None when another thread ends the round.
+    # Read `given` only once: it becomes None when another thread ends the round.
     all_given = [(block, block.given) for block in blocks]
     rounds = [(block, given) for block, given in all_given if given is not None]
     whole = taken._round if isinstance(taken, GroupTaken) else taken  # noqa: SLF001

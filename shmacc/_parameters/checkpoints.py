@@ -96,7 +96,7 @@ def load(
         raise InvalidArgumentError(
             f"{os.fspath(path)} has {_listed(states)}; asked for: {_listed(what)}"
         )
-    # # `_to_load` checks its state: so all are checked before the first object is changed.
+    # `_to_load` checks its state: so all are checked before the first object is changed.
     to_load = {name: one._to_load(states[name]) for name, one in what.items()}  # noqa: SLF001
     parameters = [to_load[name] for name, one in what.items() if isinstance(one, Parameters)]
     accumulators = [to_load[name] for name, one in what.items() if isinstance(one, Accumulator)]
@@ -162,7 +162,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
             for name, one in what.items()
             if isinstance(one, Accumulator)
         }
-        # # Each state is of one instant. They belong together only if no round ended in between.
+        # Each state is of one instant. They belong together only if no round ended in between.
         if ages == [_age(one) for one in what.values()]:
             break
     else:
@@ -172,7 +172,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
     steps = {what[name]._token: int(states[name]["step"]) for name in what.keys() - rounds.keys()}  # noqa: SLF001
     for name, seen in rounds.items():
         update, step = seen["update"], int(states[name]["step"])
-        # # The parameters already have this round's gradients: a load must not bring them again.
+        # The parameters already have this round's gradients: a load must not bring them again.
         if update and (update["is_in"] or steps.get(seen["belongs_to"]) == step + 1):
             states[name] = saved_state.emptied(states[name], step + 1)
     return states
@@ -195,7 +195,7 @@ def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
         _archive(opened) as file,
     ):
         for key in file.files:
-            # # A name may have slashes, but a key of a state has none.
+            # A name may have slashes, but a key of a state has none.
             name, _, of_state = key.rpartition("/")
             if not name:
                 raise ValueError(f"it has {shown(key)}, which is no name and key of a state")

@@ -158,7 +158,7 @@ def _new_member(name: str, value: object) -> NewMember:
         )
     if len(shape) > layout.MAX_RANK:
         raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
-    # # As in NumPy, a dimension of 0 counts as 1, so that the other dimensions are limited, too.
+    # As in NumPy, a dimension of 0 counts as 1, so that the other dimensions are limited, too.
     if math.prod(dim or 1 for dim in shape) * dtype.itemsize > layout.REGION_SPAN:
         raise InvalidArgumentError(
             f"An array has at most 2**40 bytes, but array {name!r} of shape "

@@ -117,8 +117,7 @@ class Parameters(SharedArrays):
         Raises:
             NotFoundError: There are no such parameters, and no timeout.
             DeadlineExceededError: The timeout passed, and there were still no such parameters.
-            InvalidArgumentError: An impossible name, a bad timeout, or the name belongs to
-                something else.
+            InvalidArgumentError: An impossible name, a bad timeout, or the name of other things.
             PermissionDeniedError: The parameters are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
@@ -249,13 +248,12 @@ class Parameters(SharedArrays):
                 value. An empty mapping means this process's only open round.)
             values: New contents, by array, instead of the optimizer's result: an array, or
                 ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. The slots of
-                these arrays do not change. Arrays with neither gradient nor new contents do not
-                change.
-            gradients: Gradients, by array, that replace the round's means: for instance, clipped or
-                computed by the chief. They go through the optimizers. They are checked and
+                these arrays stay as they are. Arrays with neither gradient nor contents stay, too.
+            gradients: Gradients, by array, that replace the round's means; for instance, if the
+                chief has clipped them. They go through the optimizers. They are checked and
                 converted as in an apply: an array, or rows as ``(indices, values)`` or
-                `IndexedSlices`, where repeated rows are added up. The round need not have a
-                gradient of the array.
+                `IndexedSlices`, where repeated rows are added up. The round need not have the
+                array.
             remove: Ids, by table, whose rows are removed in the same commit, after the other
                 changes. Ids that are not in the table are ignored.
             forget: Numbers of steps, by table: the same commit removes rows whose last update is

@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         if opened is None:
             name = _hidden(target)
             at_end.callback(name.unlink, missing_ok=True)
-            # # Register the clean-up before the file exists: a signal handler may raise in between.
+            # Register the clean-up before the file exists: a signal handler may raise in between.
             opened = _core.open_file(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         at_end.callback(opened.close)
         file = at_end.enter_context(os.fdopen(opened.fileno(), "wb", closefd=False))
@@ -44,14 +44,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         file.flush()
         if replaced is not None:
             _give_rights(opened.fileno(), replaced)
-        # # Flush the contents before the name changes: after a power failure, the name leads to the
+        # Flush the contents before the name changes: after a power failure, the name leads to the
         # old file or to the complete new file.
         os.fsync(opened.fileno())
         if name is None:
             _link(opened.fileno(), target, directory.fileno())
         else:
             name.replace(target)
-        # # Flush the directory, too: it has the new name, and has its own cache.
+        # Flush the directory, too: it has the new name, and has its own cache.
         os.fsync(directory.fileno())
 
 
@@ -69,7 +69,7 @@ def _open_nameless(directory: Path) -> _core.Descriptor | None:
     """Open a new file without a name; None if `_link` could not give it a name later."""
     with contextlib.suppress(OSError):
         opened = _core.open_file(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
-        # # `_link` needs this path, which does not exist without /proc.
+        # `_link` needs this path, which does not exist without /proc.
         if Path(_of_descriptor(opened.fileno())).exists():
             return opened
     return None

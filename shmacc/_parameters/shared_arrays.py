@@ -183,7 +183,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             f"{' closed' if self._handle.closed else ''}: {', '.join(shown)}>"
         )
 
-    # # Compare identity. Mapping's `__eq__` would compare the contents of whole arrays.
+    # Compare identity. Mapping's `__eq__` would compare the contents of whole arrays.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -216,7 +216,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             All other errors are those of reading.
         """
         array, dtype = self[name], self._specs[self._numbers[name]].dtype
-        # # NumPy's own assignment would round, wrap or drop silently.
+        # NumPy's own assignment would round, wrap or drop silently.
         array[...] = arrays.converted(value, dtype, f"the numbers for array {name!r}").view(
             array.dtype
         )

@@ -93,7 +93,7 @@ def of_state(own: Own, state: Any) -> tuple[list[Change], int, list[int]]:
         else:
             made.append(_of_array(state, number, array))
     step = arguments.int64(saved_state.get(state, "step"), "the state's step")
-    # # An update compares its round's step with step - 1 (update.hpp): this must be an int64, too.
+    # An update compares its round's step with step - 1 (update.hpp): this must be an int64, too.
     if step == -arguments.INT64_MAX - 1:
         raise InvalidArgumentError(f"the state's step must be greater than -2**63, but was {step}")
     return made, step, updates

@@ -68,7 +68,7 @@ class TableRows:
             "ids})"
         )
 
-    # # Without this, reversed() would treat the table as a sequence.
+    # Without this, reversed() would treat the table as a sequence.
     __reversed__ = None
 
     def __iter__(self) -> NoReturn:
@@ -129,7 +129,7 @@ class Table(TableRows):
         """
         numbers = self._numbers(ids)
         found = arrays.empty(numbers.shape, np.dtype(np.bool_))
-        # # reshape makes a view of `found`, which the extension fills.
+        # reshape makes a view of `found`, which the extension fills.
         self._access().contains(numbers.reshape(-1), found.reshape(-1))
         return found
 

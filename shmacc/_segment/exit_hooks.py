@@ -20,7 +20,7 @@ from shmacc._segment.exits import Hook
 
 def close_with(owner: object, handle: _core.Handle) -> "weakref.finalize[..., Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
-    # # The hooks must not refer to the owner, which would then never be collected.
+    # The hooks must not refer to the owner, which would then never be collected.
     at_exit = _leave_at_exit(handle)
     if _child_errors.is_unpickling():
         # Once the child has unpickled its process object, multiprocessing forgets its finalizers.
@@ -32,7 +32,7 @@ def close_with(owner: object, handle: _core.Handle) -> "weakref.finalize[..., An
 
 def cancel(finalizer: "weakref.finalize[..., Any]") -> None:
     """Cancel the functions that `close_with` has registered. The handle is closed."""
-    # # detach() returns (owner, function, arguments, keywords). The second argument is `at_exit`.
+    # detach() returns (owner, function, arguments, keywords). The second argument is `at_exit`.
     known = finalizer.detach()
     if known is not None:
         _forget(known[2][1])
@@ -44,9 +44,9 @@ def used_in_child(handle: _core.Handle) -> None:
 
 
 def _leave_at_exit(handle: _core.Handle) -> list[Any]:
-    # # A weak reference, so that the handle is not kept open after an interruption. No
-    # comprehension or lambda here uses a local variable: if CPython 3.11 has no memory for such a
-    # variable, it leaks the function's arguments, and the segment stays open.
+    # A weak reference, so that the handle is not kept open after an interruption. No comprehension
+    # or lambda here uses a local variable: if CPython 3.11 has no memory for such a variable, it
+    # leaks the function's arguments, and the segment stays open.
     known = (weakref.ref(handle),)
     _child_errors.at_end_of_forking_thread(partial(_leave_with_thread, *known))
     _BilliardsExit.of_this_worker(handle)
@@ -54,7 +54,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     for util in _child_errors.loaded("util"):
         if util.Finalize not in makers:  # billiard uses multiprocessing's class
             makers.append(util.Finalize)
-            # # The finalizer needs a priority: a process that ends calls no others.
+            # The finalizer needs a priority: a process that ends calls no others.
             made.append(util.Finalize(None, _leave, known, exitpriority=0))
     return made
 

@@ -59,7 +59,7 @@ def way(hook: Hook, *, main_over: bool, others: bool, failed: bool) -> Way:
         return Way.ANNOUNCE_END if others else Way.CLOSE
     if not others:
         return Way.LEAVE
-    # # The kernel soon ends the threads of a failed child, and of a program that ends.
+    # The kernel soon ends the threads of a failed child, and of a program that ends.
     return Way.ANNOUNCE_END if failed or main_over else Way.LEAVE_LAST
 
 
@@ -71,7 +71,7 @@ def end(handle: _core.Handle, hook: Hook, error: BaseException | None = None) ->
         hook: The hook that is called.
         error: The exception that ends the object or process, if the hook knows one.
     """
-    # # At the other hooks, the process ends even if a main thread is alive.
+    # At the other hooks, the process ends even if a main thread is alive.
     main_over = hook in {Hook.OBJECT, Hook.CHILD} and not threading.main_thread().is_alive()
     if error is None and main_over:
         error = _uncaught()
@@ -132,5 +132,5 @@ def _uncaught() -> BaseException | None:
     error: BaseException | None = getattr(sys, "last_exc", getattr(sys, "last_value", None))
     if error is None or error.__traceback__ is None or hasattr(sys, "ps1"):
         return None  # an interactive prompt prints each exception and goes on
-    # # A framework or a callback may have printed an exception, after which the program went on.
+    # A framework or a callback may have printed an exception, after which the program went on.
     return error if error.__traceback__.tb_frame.f_back is None else None

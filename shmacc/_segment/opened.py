@@ -63,8 +63,7 @@ class Opened(Owner):
         handle = opening.open_or_create(segment_name, asked, options, contents)
         self._adopt(handle, segment_name, options.owners, own, asked)
         if options.unlink_on_close:
-            # # Only after `_adopt`: a segment that `_adopt` refuses as different must keep its
-            # name.
+            # Only after `_adopt`: a segment that `_adopt` refuses as different must keep its name.
             try:
                 semaphore = semaphore_path(segment_name.system_name, self._token)
                 handle.keep_names(segment_name.path, semaphore, options.inherits)
@@ -88,7 +87,7 @@ class Opened(Owner):
         own: Any,
         asked: Spec[Any] | None,
     ) -> None:
-        # # From here on the object owns the handle: any failure below must close it.
+        # From here on the object owns the handle: any failure below must close it.
         self._handle = handle
         self._segment_name = segment_name
         self._owners = owners

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from shmacc._segment.spec import Spec  # needs NumPy, which inspection does not
 
 Contents = Callable[[], list[list[tuple[int, Any]]]]
-"""Returns new shared arrays in the extension's form. Each array has its size in bytes and its
-contents (None: zeros; fewer bytes are repeated), then size and contents of each optimizer's
-slot."""
+"""Returns new shared arrays in the extension's form. For each array: its size in bytes and its
+contents (None: zeros; fewer bytes are repeated), then the same for each slot."""
 
 _NOUNS = {
     "sparse": "an accumulator (shmacc.SparseConditionalAccumulator)",
@@ -168,7 +167,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         if found == "nothing":
             return None
         if handle is None:
-            # # The maker died before the file was complete, so any process may remove the file.
+            # The maker died before the file was complete, so any process may remove the file.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 continue  # another process may have removed it, and made a segment
             raise removal.refusal(name, found, version)
@@ -201,7 +200,7 @@ def _create(
     unlink_on_close: bool,
 ) -> _core.Handle | None:
     """Return a handle on a new segment; None if another process has made one by now."""
-    # # The token is odd, and so never 0, which means that there is no token.
+    # The token is odd, and so never 0, which means that there is no token.
     token = int.from_bytes(os.urandom(8)) | 1
     return _core.create(
         name.path,
@@ -215,7 +214,7 @@ def _create(
         is_private=spec.private,
         unlink_on_close=unlink_on_close,
         token=token,
-        # # A random key, so that nobody can choose row numbers of the same bucket (row_index.hpp).
+        # A random key, so that nobody can choose row numbers of the same bucket (row_index.hpp).
         hash_key=os.urandom(32),
         mode=0o600 if spec.mode is None else spec.mode,
         arrays=arrays,

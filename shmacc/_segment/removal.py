@@ -87,7 +87,7 @@ def _unlink_closed(name: SegmentName, token: int) -> None:
     except (NotFoundError, UnfinishedError):
         return
     except DataLossError as error:
-        # # A segment of another version has this name, so our segment has lost it.
+        # A segment of another version has this name, so our segment has lost it.
         if error.version is not None:
             return
         raise
@@ -115,7 +115,7 @@ def unlink_viewed(
         PermissionDeniedError: The segment is another user's.
         DeadlineExceededError: Another process holds the name lock for too long.
     """
-    # # Check this first: a user who may not remove the name must not mark it as removed.
+    # Check this first: a user who may not remove the name must not mark it as removed.
     may_remove(name)
     semaphore = semaphore_path(name.system_name, viewed.config()["token"])
     try:
@@ -174,7 +174,7 @@ def is_taken(name: SegmentName) -> bool:
     """Return whether the name is taken. First finish a removal that a dead process began."""
     try:
         with contextlib.closing(view(name)) as viewed:
-            # # The segment is marked as removed, but still has a name: the remover died in between.
+            # The segment is marked as removed, but still has a name: the remover died in between.
             if viewed.unlinked:
                 unlink_viewed(name, viewed, if_unused=False)
                 return False

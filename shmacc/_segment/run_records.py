@@ -98,8 +98,7 @@ class Role:
         state: The state of the role's process.
         pid: The process's pid, in the pid namespace of the run's parent; 0: no process runs.
         ends: At the last end, how many ends there had been within 60 seconds.
-        at: When the next process is started; if none is due, when this state began. In seconds
-            since the epoch.
+        at: When the next process is due, or when this state began; in seconds since the epoch.
         ended: When the last process ended; 0: none has ended.
         fourth_last_end: When the fourth-last end was; 0: there were fewer ends.
         restarts: How often the role was started again since the run began.

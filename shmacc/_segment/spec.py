@@ -125,7 +125,7 @@ def differences(existing: Spec[Any], asked: Spec[Any]) -> Iterator[tuple[str, st
     """
     has = {member.name: member for member in existing.members}
     wants = {member.name: member for member in asked.members}
-    # # Compare in the constructor's order, so that errors name the first difference in that order.
+    # Compare in the constructor's order, so that errors name the first difference in that order.
     for name in wants | has:
         yield from _of_member(has.get(name), wants.get(name))
     pairs: list[tuple[str, object, object]] = [
