@@ -37,7 +37,7 @@ def loaded(module: str) -> list[Any]:
 def ending() -> BaseException | None:
     """Return the exception that ends this child; for use in multiprocessing's finalizers."""
     error = sys.exc_info()[1]
-    # A forked child inherits the exception that its parent was handling: not the child's end.
+    # A forked child inherits the exception that its parent was handling: it is not the child's.
     return _kept if _kept or error is None or id(error) == _parents else error
 
 

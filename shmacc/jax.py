@@ -163,7 +163,7 @@ class TreeSpec:
         Waits until JAX has computed the leaves; they are written when this returns.
 
         Args:
-            tree: As for `flatten`. Where the tree has None, the array stays as it is.
+            tree: The same as for `flatten`. Where the tree has None, the array stays as it is.
             arrays: Writable arrays made from a tree of this structure.
 
         Raises:

@@ -1,11 +1,11 @@
 """Optimizers of `Parameters`: how an update changes arrays by their gradients.
 
-The arithmetic is that of TensorFlow's training ops, except that Adam treats rows as torch's
-``SparseAdam`` does; each class gives its formula in the order of its operations. ``p`` is an
-element of an array, ``g`` its gradient; the other names are slots and the optimizer's numbers. An
-update computes in the array's dtype, float32 or float64. Numbers that do not change during an
-update, such as ``1 - rho``, are computed in float64 and then rounded. A sparse gradient changes
-its rows and their slots, and no others.
+The arithmetic is that of TensorFlow's training ops; but Adam treats rows as torch's ``SparseAdam``
+does. Each class gives its formula in the order of the operations. ``p`` is an element of an array,
+``g`` its gradient; the other names are slots and the optimizer's numbers. An update computes in the
+array's dtype, float32 or float64. Numbers that do not change during an update, such as ``1 - rho``,
+are computed in float64 and then rounded. A sparse gradient changes its rows and their slots, and no
+others.
 
 ``weight_decay`` is torch's: an l2 penalty, which replaces ``g`` by ``g + weight_decay * p``. In a
 ``decoupled`` optimizer, such as `AdamW`, ``p *= 1 - learning_rate * weight_decay`` comes first.
@@ -357,7 +357,7 @@ class AdamW(Adam):
         beta_2: How much of the second moment is kept; below 1.
         epsilon: Added to the square root.
         weight_decay: An update reduces each element by the part ``learning_rate * weight_decay``.
-        as_torch: Whether to compute as torch's AdamW does, as for `Adam`.
+        as_torch: Whether to compute as torch's AdamW does, in the ways that `Adam` describes.
         constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 

@@ -124,7 +124,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
 
         Args:
             shared_name: The name.
-            owners: As at construction.
+            owners: The same as in the constructor.
             timeout: How many seconds to wait until the accumulator exists; None: do not wait. (In
                 every other call, None means to wait for ever.)
 
@@ -327,7 +327,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def snapshot(self, *, timeout: float | None = None) -> _Taken_co:
         """Return what a take would return now; consume nothing, and wait for no gradients.
 
-        An empty accumulator gives what `take_partial` gives for no gradients. While a round is
+        An empty accumulator gives the same as a `take_partial` of no gradients. While a round is
         open, this returns that round.
 
         Args:
@@ -344,10 +344,10 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         Gradients that were applied without a ``contributor`` are not listed.
 
         Args:
-            timeout: As for `snapshot`.
+            timeout: The same as for `snapshot`.
 
         Raises:
-            As for `snapshot`.
+            The errors of `snapshot`.
         """
         contributors: IndexArray = rounds.look(
             self._handle, lambda taken: taken.contributors, timeout, partial=True
@@ -360,10 +360,10 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         Consumes nothing. While a round is open, this returns the state of that round.
 
         Args:
-            timeout: As for `snapshot`.
+            timeout: The same as for `snapshot`.
 
         Raises:
-            As for `snapshot`.
+            The errors of `snapshot`.
         """
         members = self._spec.members
         return rounds.look(
@@ -383,7 +383,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
 
         Args:
             state: The dict, or the same from ``np.load``.
-            timeout: As for `set_global_step`.
+            timeout: The same as for `set_global_step`.
 
         Raises:
             InvalidArgumentError: `state` is no state, or its accumulator had other members, dtypes,
@@ -403,7 +403,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         """Accept gradients again after ``take_partial(seal=True)``, at the same step.
 
         Args:
-            timeout: As for `set_global_step`.
+            timeout: The same as for `set_global_step`.
 
         Raises:
             DeadlineExceededError: The timeout passed. Nothing was changed.

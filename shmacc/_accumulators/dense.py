@@ -115,10 +115,10 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         Args:
             partial: A partial from an accumulator of this dtype, with an array of this shape.
             local_step: The step that its gradients were computed at.
-            timeout: As for `apply_grad`.
+            timeout: The same as for `apply_grad`.
 
         Returns:
-            As for `apply_grad`.
+            The same as for `apply_grad`.
 
         Raises:
             The same errors as `apply_grad`; also AlreadyExistsError if one of the partial's

@@ -185,10 +185,10 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             partial: A partial from a group whose members have these names, kinds, dtypes and
                 shapes.
             local_step: The step that its gradients were computed at.
-            timeout: As for `apply`.
+            timeout: The same as for `apply`.
 
         Returns:
-            As for `apply`.
+            The same as for `apply`.
 
         Raises:
             The same errors as `apply`; also AlreadyExistsError if one of the partial's contributors

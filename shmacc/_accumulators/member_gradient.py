@@ -41,7 +41,7 @@ class MemberInput:
         self._exact = bool(spec.name) or None not in (spec.shape or ())
 
     def gradient(self, value: Any, weight: int) -> MemberGradient:
-        """Return this member's part of a group's gradient, checked."""
+        """Check and return this member's part of a group's gradient."""
         plain = None
         if not self._sparse:
             if weight == 1:
@@ -93,7 +93,7 @@ class MemberInput:
     def rows(
         self, indices: Any, values: Any, given: Any, weight: int, prefix: str = ""
     ) -> CheckedRows:
-        """Return a sparse gradient, checked.
+        """Check and return a sparse gradient.
 
         Args:
             indices: The row numbers.
@@ -123,14 +123,14 @@ class MemberInput:
         return make(partial, self._dtype)
 
     def rows_of_sums(self, sums: Sums) -> CheckedRows:
-        """Return the rows of a sparse partial, checked."""
+        """Check and return the rows of a sparse partial."""
         assert sums.indices is not None  # noqa: S101
         return checked_rows(
             sums.indices, sums.values, sums.given, self._shape, sums.row_counts, exact=self._exact
         )
 
     def array_of_sums(self, sums: Sums) -> ValueArray:
-        """Return the array of a dense partial, checked."""
+        """Check and return the array of a dense partial."""
         gradient_checks.check_dense(sums.values.shape, self._shape)
         return sums.values
 

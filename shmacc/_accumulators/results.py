@@ -1,7 +1,7 @@
 """Makes the results of takes from the extension's rounds.
 
-There is no call with a star and no generator expression here: CPython 3.11 to 3.13 may crash if
-memory runs out during either.
+Do not use ``f(*args)`` or a generator expression here: CPython 3.11 to 3.13 may crash if memory
+runs out during either.
 """
 
 import numpy as np

@@ -67,7 +67,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
                 user's and root's), "any", or an iterable of uids. Pickled with the accumulator.
             if_exists: What to do with an accumulator of this shared_name that exists: "attach" to
                 it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
-                has it attached, and create a new one. Without effect on private accumulators.
+                has it attached, and create a new one. This has no effect on private accumulators.
             unlink_on_close: Whether the name is removed and the run finished when the process that
                 created the accumulator closes this object or ends in order. If that process was
                 killed, this passes to the next process that constructs the accumulator with this
@@ -178,7 +178,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             timeout: Seconds to wait; None: for ever.
 
         Returns:
-            As for `apply_grad`.
+            The same as for `apply_grad`.
 
         Raises:
             The errors of `apply_grad`; also InvalidArgumentError if `grad` is no such object.
@@ -216,10 +216,10 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         Args:
             partial: A partial from an accumulator of this dtype, with rows of this shape.
             local_step: The step that its gradients were computed at.
-            timeout: As for `apply_grad`.
+            timeout: The same as for `apply_grad`.
 
         Returns:
-            As for `apply_grad`.
+            The same as for `apply_grad`.
 
         Raises:
             The errors of `apply_grad`; also InvalidArgumentError if the partial's counts are

@@ -117,7 +117,7 @@ class Stepped(Opened):
 
         Args:
             timeout: Seconds to wait, each time; None: for ever.
-            on_death: As for `wait_step`.
+            on_death: "raise": end the wait if no process is left that moves the step.
 
         Returns:
             An iterator of steps; its ``__next__`` documents the errors.

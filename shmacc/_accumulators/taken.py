@@ -73,7 +73,7 @@ class SparseTaken:
         count: How many gradients were reduced; for a member, how many gradients had it.
         step: The global step that this take closed (a partial: the step it belongs to).
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the round's gradients that named one.
+        contributors: int64, ascending: the contributors that the round's gradients named.
     """
 
     indices: IndexArray
@@ -143,7 +143,7 @@ class DenseTaken:
         count: How many gradients were reduced; for a member, how many gradients had it.
         step: The global step that this take closed (a partial: the step it belongs to).
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the round's gradients that named one.
+        contributors: int64, ascending: the contributors that the round's gradients named.
     """
 
     value: ValueArray
@@ -254,15 +254,15 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
 class GroupTaken(_Members[Any]):
     """The result of a take from a group: a mapping from member to its part of the round.
 
-    The part of a sparse member is a `SparseTaken`, that of a dense member a `DenseTaken`. (For type
-    checkers it is Any, since they cannot know a member's kind by its name.) A member that no
+    The part of a sparse member is a `SparseTaken`, the part of a dense member a `DenseTaken`. (For
+    type checkers it is Any, since they cannot know a member's kind by its name.) A member that no
     gradient had is absent.
 
     Attributes:
         count: How many gradients were reduced.
         step: The global step that this take closed.
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the round's gradients that named one.
+        contributors: int64, ascending: the contributors that the round's gradients named.
     """
 
     __slots__ = ()
@@ -330,7 +330,7 @@ class GroupPartial(_Members[Any]):
         count: How many gradients were added up.
         step: The step that these gradients belong to.
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the gradients that named one.
+        contributors: int64, ascending: the contributors that the gradients named.
     """
 
     __slots__ = ()

@@ -13,8 +13,8 @@
 In NAME, ASCII letters, digits, ``.``, ``_`` and ``-`` are written as they are. Any other character
 is written as its bytes of UTF-8, a colon as ``%3A``. Names and written forms are one-to-one: ``%``
 is always written ``%25``, and hexadecimal digits are capitals. Except for a run's record, a file of
-this library always has the written form of a name. So no name of a user's is that of a record. The
-segment contains NAME in its written form, too.
+this library always has the written form of a name. So no user's name can be the name of a record.
+The segment contains NAME in its written form, too.
 
 Neither NAMESPACE nor a written NAME has a colon, so the names parse unambiguously. The system's
 limit is 255 bytes. If namespace and name together would not fit, ``~`` and a hash replace the tail.

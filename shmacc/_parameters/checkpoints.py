@@ -35,8 +35,8 @@ def save(
     the file removes it. (On file systems without nameless files, such as NFS, or if another program
     has locked the folder, its name is ``.NAME.`` and eight digits, and it stays.)
 
-    In the block of a round the states are those before the round; after `Parameters.update` they
-    are those after the round.
+    In the block of a round, the states are from before the round; after `Parameters.update`, they
+    are from after the round.
 
     Args:
         path: The file. A symbolic link is followed.
@@ -68,9 +68,9 @@ def load(
     """Restore all states of a file that `save` has written, or none.
 
     Everything is checked first. Then all objects are replaced as one, with the locks of all of them
-    held; no exception can interrupt this, not even a signal handler's. Gradients that workers have
-    computed before are dropped, whatever their step (`restore` of an accumulator says when a worker
-    counts again).
+    held; no exception can interrupt this, not even a signal handler's. Gradients that workers
+    computed before the load are dropped, whatever their step. (An accumulator's `restore` says when
+    a worker's gradients count again.)
 
     Only a process that is killed can leave a load half done. The parameters are then marked:
     `Parameters.update`, `skip` and `save` raise FailedPreconditionError until any process loads the

@@ -105,15 +105,15 @@ class ParameterArray(ParameterMember):
         return arrays.empty(self.shape_of(region), self.dtype.numpy)
 
     def described(self) -> str:
-        """As for `MemberSpec`."""
+        """Return the description, as in `MemberSpec`."""
         return f"{self.dtype.name} {describe_shape(self.shape)} {self.described_optimizer()}"
 
     def properties(self) -> dict[str, str | None]:
-        """As for `MemberSpec`."""
+        """Return the properties that must agree, as in `MemberSpec`."""
         return MemberSpec.properties(self) | {"optimizer": repr(self.optimizer)}
 
     def config(self) -> tuple[Any, ...]:
-        """As for `MemberSpec`."""
+        """Return the member in the extension's form, as in `MemberSpec`."""
         return self._config(optimizer=_config_of(self.optimizer))
 
 
@@ -138,18 +138,18 @@ class ParameterTable(ParameterMember):
         return IndexedSlicesSpec((None, *self.shape), self.dtype.numpy)
 
     def described(self) -> str:
-        """As for `MemberSpec`."""
+        """Return the description, as in `MemberSpec`."""
         shape, optimizer = describe_shape(self.shape), self.described_optimizer()
         return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {optimizer}"
 
     def properties(self) -> dict[str, str | None]:
-        """As for `MemberSpec`."""
+        """Return the properties that must agree, as in `MemberSpec`."""
         names = ("row_shape", "dtype", "initial", "max_rows")
         of_table: dict[str, str | None] = {name: str(getattr(self.table, name)) for name in names}
         return of_table | {"optimizer": repr(self.optimizer)}
 
     def config(self) -> tuple[Any, ...]:
-        """As for `MemberSpec`."""
+        """Return the member in the extension's form, as in `MemberSpec`."""
         number, numbers, seed = self.table.initial.config()
         table = (number, tuple(numbers), seed, self.table.max_rows)
         return self._config(optimizer=_config_of(self.optimizer), table=table)

@@ -112,7 +112,7 @@ class Parameters(SharedArrays):
             shared_name: The name.
             timeout: How many seconds to wait until the parameters exist; None: do not wait. (In
                 `update` and every other call, None means to wait for ever.)
-            owners: As at construction.
+            owners: The same as in the constructor.
 
         Raises:
             NotFoundError: There are no such parameters, and no timeout.

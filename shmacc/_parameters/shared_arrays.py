@@ -121,7 +121,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
                 leaves such a write to the kernel, which ends the process.
             timeout: How many seconds to wait until the arrays exist; None: do not wait. (In every
                 other call, None means to wait for ever.)
-            owners: As at construction.
+            owners: The same as in the constructor.
 
         Raises:
             NotFoundError: There are no arrays of that name, and no timeout.

@@ -72,7 +72,7 @@ def of_state(own: Own, state: Any) -> tuple[list[Change], int, list[int]]:
     """Return the parts of a state to restore: changes, step, and each array's number of updates.
 
     Raises:
-        InvalidArgumentError: The value is no state, or that of other parameters.
+        InvalidArgumentError: The value is no state, or other parameters' state.
     """
     existing = {array.name: array.described() for array in own}
     names = saved_state.names(state, "arrays", existing, "array", "parameters'")

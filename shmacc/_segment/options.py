@@ -1,4 +1,4 @@
-"""The keyword arguments that all constructors of segments share, checked."""
+"""Checks the keyword arguments that all constructors of segments share."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -91,7 +91,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role in a run, which one process has at a time: after its end, a new process.
+    """A role in a run. One process at a time has it; when it ends, another may be started.
 
     Attributes:
         role: "chief", "worker 0", ...

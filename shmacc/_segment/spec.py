@@ -11,7 +11,7 @@ from shmacc._values.arguments import describe_shape
 from shmacc._values.dtypes import DType
 
 NOT_REDUCED = "SUM"
-"""The reduction of arrays. Each segment stores a reduction, but nobody reads that of arrays."""
+"""The reduction of arrays: each segment stores a reduction, but nobody reads an array's."""
 
 
 @dataclass(frozen=True, slots=True)

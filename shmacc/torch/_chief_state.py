@@ -89,8 +89,8 @@ class ModelInMemory:
 
         Raises:
             RuntimeError: The state is of another model; torch's message.
-            InvalidArgumentError: The state has not the state of these optimizers of `shmacc.optim`,
-                or it is only a model's state.
+            InvalidArgumentError: The state lacks the state of these optimizers of `shmacc.optim`,
+                or it is only a model's.
             FailedPreconditionError: The model is not in shared memory any more.
         """
         if not {"step", "model"} <= state.keys():

@@ -1,4 +1,4 @@
-"""Clips gradients like torch, but also those of tables, and sparse ones, which torch refuses."""
+"""Clips gradients like torch, but also tables' gradients and sparse ones, which torch refuses."""
 
 import weakref
 from collections.abc import Container, Iterable, Iterator

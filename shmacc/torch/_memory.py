@@ -24,7 +24,7 @@ def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
         tensors: The tensors by name, each once; on the CPU.
 
     Raises:
-        InvalidArgumentError: Two elements are one. The message names both, and says what to do.
+        InvalidArgumentError: An element is shared. The message says by what, and what to do.
     """
     within: list[tuple[int, str]] = []  # (end, name) of earlier tensors that reach beyond `start`
     for start, name in sorted((one.data_ptr(), name) for name, one in tensors.items()):

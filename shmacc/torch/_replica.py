@@ -317,7 +317,8 @@ class Replica:
                 self._follow(self._group.wait_step(handing.at.step, timeout=self._timeout))
 
     def _settle(self) -> None:
-        """After an exception, settle what needs no wait, if no later gradient has come."""
+        """After an exception, finish or undo `step`, if this needs no wait and no later gradient
+        came."""
         handing = self._handed
         if handing is None or self._closed or self._gradients.has_later(handing):
             return

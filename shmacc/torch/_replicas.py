@@ -152,7 +152,7 @@ class AsyncReplicas(Chief):
             if_exists: What to do with an existing training.
 
         Raises:
-            As for `SyncReplicas`.
+            The errors of `SyncReplicas`.
         """
         room = total_num_replicas if capacity is None else capacity
         super().__init__(
