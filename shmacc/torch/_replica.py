@@ -317,8 +317,7 @@ class Replica:
                 self._follow(self._group.wait_step(handing.at.step, timeout=self._timeout))
 
     def _settle(self) -> None:
-        """After an exception, finish or undo `step`, if this needs no wait and no later gradient
-        came."""
+        """After an exception, finish or undo `step`, unless that needs a wait."""
         handing = self._handed
         if handing is None or self._closed or self._gradients.has_later(handing):
             return
