@@ -25,7 +25,7 @@ _parents: int | None = None
 
 
 def loaded(module: str) -> list[Any]:
-    """Return ``PACKAGE.module`` of each package in `_PACKAGES` that has imported it."""
+    """Return this module of each package in `_PACKAGES`, if it is imported."""
     found = []
     for package in _PACKAGES:
         one = sys.modules.get(f"{package}.{module}")
@@ -48,7 +48,7 @@ def keep(error: BaseException) -> None:
 
 
 def kept() -> BaseException | None:
-    """Return the exception that ended this child's function; None: no exception, or not wrapped."""
+    """Return the exception that `keep` has noted; None: there is none."""
     return _kept
 
 

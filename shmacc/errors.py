@@ -183,7 +183,7 @@ class PermissionDeniedError(ShmaccError, PermissionError):
 
 
 class OutOfRangeError(ShmaccError, OverflowError):
-    """An integer does not fit its dtype (the round stays) or 64 bits (nothing was added).
+    """A result exceeds its integer dtype (the round stays), or a sum 64 bits (nothing was added).
 
     What to do: Use a wider dtype, or smaller numbers and weights; a round that stays can be dropped
     by ``advance_step``.

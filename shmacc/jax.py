@@ -59,7 +59,7 @@ class TreeSpec:
         Raises:
             InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse
                 leaf has no rows, a name is longer than 200 characters, the tree has no leaf, or
-                ``sparse`` is no function, or returns None only.
+                ``sparse`` is no function, or returned None for each leaf.
         """
         if sparse is not None and not callable(sparse):
             raise InvalidArgumentError(
@@ -183,7 +183,7 @@ class TreeSpec:
                     f"{array.shape}"
                 )
             pairs.append((array, _converted(name, value, array.dtype)))
-        # Only now: a leaf that does not fit must leave all arrays as they were.
+        # Write after all checks: a leaf that does not fit must leave all arrays as they were.
         for array, value in pairs:
             array[...] = value
 
@@ -234,7 +234,7 @@ def _converted(name: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 def _on_device(name: str, spec: TensorSpec, found: Any) -> jax.Array:
     shape = tuple(dim or 0 for dim in spec.shape or ())
-    # JAX may go on using this memory: so it is new, and nobody else has it.
+    # JAX may go on using this memory. So it must be new, and nobody else may have it.
     own = _empty(shape, spec.dtype)
     if found is None or isinstance(found, SparseTaken):
         own[...] = 0

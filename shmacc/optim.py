@@ -42,7 +42,7 @@ __all__ = [
 
 
 _DECAY = 4  # the index of the weight decay in an optimizer's numbers
-_LIMITS = 5  # the index of the first number of the constraint there
+_LIMITS = 5  # the index there of the constraint's first number
 
 
 class Slot(NamedTuple):
@@ -226,10 +226,10 @@ class Adagrad(Optimizer):
         accumulator += mean(g * g)
         p -= learning_rate / (sqrt(accumulator) + epsilon) * g
 
-    The mean adds the squares in eight sums, each of every eighth element, in order. It adds these
-    sums as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`` and divides by n. An array of one
-    dimension is then a single row, so its gradient must be dense. The squares are of gradients with
-    the penalty of ``weight_decay``, as with FBGEMM's ``WeightDecayMode.L2``.
+    For the mean, the squares are added in eight sums: sum k has the elements k, k + 8, ... in
+    order. These sums are added as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`` and divides by n.
+    An array of one dimension is then a single row, so its gradient must be dense. Gradients are
+    squared with the penalty of ``weight_decay``, as with FBGEMM's ``WeightDecayMode.L2``.
 
     Attributes:
         learning_rate: The step size.
@@ -252,7 +252,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RMSprop(Optimizer):
-    """RMSprop: as Adagrad, with a decaying mean of the squares.
+    """RMSprop: like Adagrad, but with a decaying mean of the squares.
 
     TensorFlow's ``ResourceApplyRMSProp`` and ``ResourceSparseApplyRMSProp``; ``rms`` starts at 0,
     as in Keras. The argument `momentum` is ``decay`` here::
@@ -336,7 +336,7 @@ class Adam(Optimizer):
         return Slot("m"), Slot("v")
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` that may exceed `largest` when corrected; `smallest` has no effect."""
+        """Refuse a `rate` that bias correction may raise above `largest`; ignore `smallest`."""
         Optimizer.check_rate(self, rate, smallest, largest)
         if rate / (1 - self.beta_1) > largest:
             raise InvalidArgumentError(
@@ -456,8 +456,8 @@ def _numbers(kind: type[Optimizer]) -> list[str]:
 def clip_by_global_norm(taken: Mapping[str, Any], clip_norm: float) -> tuple[dict[str, Any], float]:
     """Scale gradients so that their norm, taken together, is at most `clip_norm`.
 
-    Like ``tf.clip_by_global_norm``, this multiplies gradients by ``clip_norm / max(norm,
-    clip_norm)``. Rows that are missing in a sparse gradient or a table's gradient count as zeros::
+    As in TensorFlow, each gradient is multiplied by ``clip_norm / max(norm, clip_norm)``. Rows that
+    a sparse gradient or a table's gradient does not have count as zeros::
 
         with group.round(n) as taken:
             clipped, norm = shmacc.optim.clip_by_global_norm(taken.without("loss"), 1.0)
@@ -467,8 +467,8 @@ def clip_by_global_norm(taken: Mapping[str, Any], clip_norm: float) -> tuple[dic
     TensorFlow's do: look at ``math.isfinite(norm)`` before the update.
 
     Args:
-        taken: The result of a group's round; or a mapping from names to such results, as ``{"emb":
-            taken}`` for a single accumulator. All values are floats. They are not changed.
+        taken: The result of a group's round; or a mapping from names to such results:
+            ``{"emb": taken}`` for a single accumulator. All values are floats, and not changed.
         clip_norm: The largest norm, 0 or more; ``math.inf`` only measures.
 
     Returns:

@@ -80,7 +80,7 @@ class Stepped(Opened):
             How many accumulated gradients were dropped.
 
         Raises:
-            The same as for `set_global_step`.
+            The errors of `set_global_step`.
         """
         number = arguments.int64(step, "step")
         return self._handle.advance_step(number, arguments.timeout(timeout))

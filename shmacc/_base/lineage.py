@@ -7,8 +7,8 @@ class Lineage(NamedTuple):
     """The name of the last update in a copy, which also has all earlier updates.
 
     Attributes:
-        term: The term of the owner that has named the update; 0: these are no copy of another
-            host's parameters, or something else than an owner's update has changed them.
+        term: The term of the owner that has named the update; 0: the parameters are no copy, or
+            something other than an owner's update has changed them.
         number: A number that this owner gave to no other update.
         digest: A digest of all changes by the updates. All NaNs count as the same number.
     """

@@ -70,7 +70,7 @@ class TableChange(NamedTuple):
         number: The number of the table.
         rate: The same as for an array.
         ids: The ids of the rows to change.
-        values: The bytes of these rows, in C order; a restored table's rows have slots.
+        values: The bytes of these rows, in C order; a restored table's rows include slots.
         removed: Ids whose rows are removed after the other changes; None: all ids but `ids`.
         steps: The last steps of the rows; None: the round's step.
         updated_before: Rows whose last step is below this are removed, too, unless `ids` or `kept`

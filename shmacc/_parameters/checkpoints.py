@@ -84,7 +84,7 @@ def load(
     Raises:
         InvalidArgumentError: The file has other names, or states of other objects; or two names
             lead to the same segment.
-        DataLossError: The file is not one of `save`, or is damaged.
+        DataLossError: The file was not written by `save`, or is damaged.
         DeadlineExceededError: The timeout passed. Nothing was changed.
         ResourceExhaustedError: Shared memory, or this process's memory, is full.
         OSError: Reading failed.

@@ -80,7 +80,7 @@ def open_copy(
     other processes find no zeros there. It has no rows of tables yet.
 
     Args:
-        recipe: The properties of the copy, as from `recipe`.
+        recipe: The properties of the copy; a result of `recipe`.
         shared_name: The copy's name.
         options: The same as for `Parameters`.
         state: The same as for `replace`; None: a new copy has zeros.
@@ -107,7 +107,7 @@ def open_copy(
 
 
 def look(params: Parameters, timeout: float | None = None) -> Copy:
-    """Return the facts about a copy. Waits for a running update; undoes one of a dead process.
+    """Wait for a running update, undo a dead process's half update, and return a copy's facts.
 
     Raises:
         DeadlineExceededError: The timeout passed.
@@ -270,7 +270,7 @@ def _copy(known: tuple[int, int, int, int], step: int) -> Copy:
 def _corrections(optimizer: optim.Optimizer | None, updates: int) -> tuple[float, float] | None:
     """Return Adam's bias corrections after `updates` updates, by this host's C library.
 
-    Other processors may raise to a power with another result in the last bit.
+    On another processor, ``pow`` may return another last bit.
     """
     if not isinstance(optimizer, optim.Adam):
         return None

@@ -56,14 +56,14 @@ class NewMember:
         return as_bytes.size, as_bytes
 
     def parameter(self, number: int, optimizers: Optimizers) -> ParameterArray | ParameterTable:
-        """Return the member of parameters that this becomes.
+        """Return the member of parameters that is made of this.
 
         Args:
             number: The member's number.
             optimizers: One optimizer for all, or optimizers by name; None: there are no optimizers.
 
         Raises:
-            InvalidArgumentError: The optimizer is no class of `optim`, or does not fit the dtype.
+            InvalidArgumentError: The optimizer is not of `optim`, or does not fit the dtype.
         """
         name, dtype = self.spec.name, self.spec.dtype
         optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
@@ -90,7 +90,7 @@ class NewMember:
         return parameter(number, self.spec, optimizer, self.table)
 
     def _check_rows(self, constraint: optim.Constraint | None) -> None:
-        """Refuse a constraint of norms for rows of one number."""
+        """Refuse a constraint on norms if each row is only one number."""
         shape: tuple[int | None, ...] = self.spec.shape or ()
         if self.table is not None:
             shape = (None, *shape)
@@ -104,7 +104,7 @@ class NewMember:
 
 
 def new_members(contents: object) -> tuple[NewMember, ...]:
-    """Return the arrays and tables that a constructor is given, checked.
+    """Check the arrays and tables that a constructor is given, and return them.
 
     Args:
         contents: The constructor's argument, a mapping.

@@ -70,8 +70,8 @@ class Parameters(SharedArrays):
 
         Args:
             contents: A mapping from names, as for `SharedArrays`. An array is copied into the new
-                array. A `TensorSpec` makes an array of zeros. A `TableSpec` makes a table without
-                rows, which get ids that need not be known in advance.
+                array. A `TensorSpec` makes an array of zeros. A `TableSpec` makes a table, still
+                without rows, for ids that need not be known in advance.
             shared_name: The name; None: private, removed with this object.
             optimizer: The optimizer of all arrays; or a mapping from patterns of names to
                 optimizers, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array has the
@@ -117,7 +117,7 @@ class Parameters(SharedArrays):
         Raises:
             NotFoundError: There are no such parameters, and no timeout.
             DeadlineExceededError: The timeout passed, and there were still no such parameters.
-            InvalidArgumentError: An impossible name, a bad timeout, or the name of other things.
+            InvalidArgumentError: An impossible name, a bad timeout, or the name of something else.
             PermissionDeniedError: The parameters are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
@@ -376,10 +376,10 @@ class Parameters(SharedArrays):
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
         """Replace everything by a result of `state`, from these parameters or equal ones.
 
-        One commit replaces arrays, slots and step, also while other processes are attached. During
-        the restore, twice the memory is needed. An accumulator that belongs to the parameters must
-        get a state of the same step: `shmacc.load` restores both, and makes sure that no update is
-        made in between.
+        One commit replaces arrays, slots and step, also while other processes are attached. A
+        restore needs twice the memory while it runs. An accumulator that belongs to the parameters
+        must get a state of the same step: `shmacc.load` restores both, and makes sure that no
+        update is made in between.
 
         Args:
             state: The dict, or the same from ``np.load``.

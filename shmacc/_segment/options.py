@@ -16,8 +16,8 @@ IfExists = Literal["attach", "error", "replace"]
 """What a constructor does if a segment of its name exists already."""
 
 BY_MAKER: Any = object()
-"""A value of `unlink_on_close` that is true for the maker only: no other process inherits the duty.
-For callers that remove the names themselves if a maker dies."""
+"""A value of `unlink_on_close`: the maker removes the names, but no other process takes over this
+duty. For callers that remove the names themselves if the maker dies."""
 
 _LARGEST_UID = 2**32 - 2
 _OWNERS_BITS = 0o600

@@ -18,10 +18,10 @@ class Owner:
 
     An object that a user has opened, by a constructor or ``attach``, gives a ``ResourceWarning`` if
     it is collected unclosed. Four sorts of objects do not warn, since no user could have closed
-    them. An object that lives until the end of the process is closed there. A forked child may have
-    a copy of its parent's object. A function that gets an unpickled object from multiprocessing
-    cannot know whether this is the parent's object (fork) or a new one. A constructor may fail or
-    be interrupted.
+    them: objects that live until the end of the process, which closes them; a forked child's copies
+    of its parent's objects; unpickled objects, since a function that multiprocessing calls cannot
+    know whether an object is the parent's (fork) or a new one; and objects whose constructor fails
+    or is interrupted.
     """
 
     __slots__ = ("_opener",)

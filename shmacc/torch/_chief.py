@@ -313,7 +313,7 @@ class Chief(ModelInMemory):
     def _in_block(
         self, turn: Turn, taken: GroupTaken, update: Update
     ) -> Generator[Update, None, None]:
-        """Yield the update, then make it."""
+        """Yield the update to the block. When the block has ended, make the update."""
         self._updates.check(self._group)
         self._buffers.check()
         block = update._block  # noqa: SLF001

@@ -82,13 +82,13 @@ class ModelInMemory:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a result of `state_dict`. The state of torch's optimizers is not part of it.
+        """Go on from a result of `state_dict`. Load the state of torch's optimizers yourself.
 
         Pending gradients are dropped. Running replicas go on with these parameters and this step,
         without a restart. Replicas that have left stay away. Like `state_dict`, it has no timeout.
 
         Raises:
-            RuntimeError: The state is of another model; torch's message.
+            RuntimeError: The state is of another model. The message is torch's.
             InvalidArgumentError: The state lacks the state of these optimizers of `shmacc.optim`,
                 or it is only a model's.
             FailedPreconditionError: The model is not in shared memory any more.

@@ -12,7 +12,7 @@ point, and everything else follows from it.
     4  go on      buffers are copied, then the replica keeps another `Position`: one store
     5  forget     the replica keeps no `Handing`: one store
 
-Only the answer decides whether a gradient was handed over. When an exception leaves `step`, it
+Only the answer decides whether a gradient was handed over. When an exception leaves `step`, `step`
 first settles what it can. Without an answer, it puts the gradients back, as if it had not been
 called. With an answer, it goes on, if that needs no wait. If another exception interrupts this, the
 next call finds the `Handing`, and does the rest. By then, ``.grad`` may have later gradients, or
@@ -31,8 +31,8 @@ already has this replica's gradient for the step, and in later rounds the gradie
 dropped, and `step` returns False. But if both gradients have the same numbers, the program has
 computed the same batch again. Then `step` returns whether the first one counts.
 
-Two facts must not decide. The round that had the contributor may have been taken meanwhile. The
-counters of the process also count applies of other threads and signal handlers.
+The open round's contributors cannot decide, since the round may have been taken meanwhile. The
+process's counters cannot decide, since other threads and signal handlers apply, too.
 """
 
 from collections.abc import Mapping

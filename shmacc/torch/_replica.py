@@ -238,7 +238,7 @@ class Replica:
                 the next `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
             FailedPreconditionError: The model is not in shared memory any more, or has got another
-                parameter; or a parameter requires grad that did not when shared.
+                parameter; or a parameter has begun to require grad since it was shared.
             ResourceExhaustedError: Shared memory is full.
         """
         try:

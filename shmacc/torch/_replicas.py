@@ -15,10 +15,10 @@ class SyncReplicas(Chief):
     """The chief of a synchronous training with backup replicas, modelled on TensorFlow's.
 
     Each round averages ``replicas_to_aggregate`` gradients that were computed from the current
-    parameters, and drops later gradients. So it does not wait for the slowest ``total_num_replicas
-    - replicas_to_aggregate`` replicas, called backups. If replicas have equal batches, the mean is
-    the same as in ``DistributedDataParallel``. If they pass the sizes of their batches, it is
-    weighted by samples.
+    parameters, and drops later gradients. So it does not wait for the slowest
+    ``total_num_replicas - replicas_to_aggregate`` replicas, called backups. If replicas have equal
+    batches, the mean is the same as in ``DistributedDataParallel``. If they pass the sizes of their
+    batches, it is weighted by samples.
 
     From now on, the model's parameters and buffers are in shared memory. They stay the same
     objects, and an optimizer may have them already. After a round, buffers (running statistics of
@@ -81,8 +81,8 @@ class SyncReplicas(Chief):
                 train; two of its tensors share memory; the existing training has another model or
                 optimizer; a parameter has no optimizer, or a dtype that no optimizer accepts; there
                 is a schedule without an optimizer, or it does not return a learning rate.
-            RuntimeError: `initial` is of another model; torch's message.
-            Everything else as for `AccumulatorGroup` and `SharedArrays`.
+            RuntimeError: `initial` is of another model. The message is torch's.
+            All other errors are those of `AccumulatorGroup` and `SharedArrays`.
         """
         total = arguments.int64(total_num_replicas, "total_num_replicas")
         required = total

@@ -114,7 +114,7 @@ class TableEmbedding(nn.Module):
 
         Raises:
             InvalidArgumentError: An id is out of range; the ids are neither matrix nor vector, and
-                there is a mode; or offsets are not as above, or have no mode or vector.
+                there is a mode; or offsets are not as above, or come without mode or vector.
             FailedPreconditionError: The replica is closed.
         """
         if torch.compiler.is_compiling():

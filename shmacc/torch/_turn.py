@@ -10,7 +10,7 @@ ends it. The chief keeps a `Turn`, in one store, before the generator starts.
     blocked  the block is running
     running  it waits for gradients, or ends the round: for another thread, or a signal handler's
              caller
-    over it has ended, in order or not; its `Turn` says how `active` waits for the next round
+    over     it has ended, in order or not; its `Turn` says how `active` waits for the next round
 
 A block begins and ends in C++ (GeneratorBlock). So no exception can come between generator and
 block, where neither would end the round.

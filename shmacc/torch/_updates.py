@@ -27,7 +27,7 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 
 
 class InPlace:
-    """An optimizer of torch makes updates in the block. The next chief notices a death there."""
+    """Updates that torch's optimizer makes in the block. The next chief notices a death there."""
 
     places_buffers = True
 
