@@ -99,7 +99,7 @@ def _others(hook: Hook, *, main_over: bool) -> bool:
 
 
 def _working_threads() -> list[threading.Thread]:
-    # A child of multiprocessing waits for threads that are no daemons only after its finalizers.
+    # A child of multiprocessing joins its non-daemon threads only after it has run its finalizers.
     main = threading.main_thread()
     return [
         thread
