@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             _link(opened.fileno(), target, directory.fileno())
         else:
             name.replace(target)
-        # Flush the directory, too: it holds the new name, and the flush of a file leaves it cached.
+        # Flush the directory, too: it holds the new name, which flushing the file does not write.
         os.fsync(directory.fileno())
 
 
