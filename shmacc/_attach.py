@@ -12,10 +12,10 @@ from shmacc._segment.options import Owners, checked_owners
 from shmacc._values import arguments
 
 Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup | Any
-"""The type of the object under a name. Any stands for shared arrays, and lets type checkers accept
-an accumulator's methods without a check. ``SharedArrays.attach`` is typed."""
+"""What `attach` returns. Any stands for parameters and shared arrays, and lets type checkers accept
+every method. ``SharedArrays.attach`` returns a precise type."""
 
-# By the public names: only the class that is found is imported.
+# Public names, not classes: so `attach` imports only the class that it needs.
 _CLASSES = {
     "sparse": "SparseConditionalAccumulator", "dense": "ConditionalAccumulator",
     "group": "AccumulatorGroup", "arrays": "SharedArrays", "parameters": "Parameters",
@@ -29,12 +29,12 @@ def attach(shared_name: str, *, owners: Owners = "mine", timeout: float | None =
         shared_name: The name.
         owners: Whose segments may be attached: "mine" (this process's effective user's and root's),
             "any", or an iterable of uids.
-        timeout: How many seconds to wait until it exists; None: do not wait (NotFoundError). In all
-            calls that wait for something else, None means for ever.
+        timeout: How many seconds to wait until the object exists; None: do not wait
+            (NotFoundError). In every other call of this library, None means to wait for ever.
 
     Raises:
         NotFoundError: There is no object of that name, and no timeout.
-        DeadlineExceededError: There was none until the end of the timeout.
+        DeadlineExceededError: The timeout passed, and there was still no such object.
         InvalidArgumentError: An impossible name, or a bad timeout.
         PermissionDeniedError: The object is another user's.
         DataLossError: The file under the name is no valid segment of this version.

@@ -21,11 +21,11 @@ _PACKAGES = ("multiprocessing", "multiprocess", "billiard")
 
 _kept: BaseException | None = None
 _parents: int | None = None
-"""The id of the exception that the parent handled at the fork; sys.exc_info in the child has it."""
+"""The id of the exception that the parent was handling at the fork; the child inherits it."""
 
 
 def loaded(module: str) -> list[Any]:
-    """Return the module of that name from each of these packages that is imported."""
+    """Return this module of each package in `_PACKAGES`, if it is imported."""
     found = []
     for package in _PACKAGES:
         one = sys.modules.get(f"{package}.{module}")
@@ -37,7 +37,7 @@ def loaded(module: str) -> list[Any]:
 def ending() -> BaseException | None:
     """Return the exception that ends this child; for use in multiprocessing's finalizers."""
     error = sys.exc_info()[1]
-    # A forked child inherits the exception that its parent was handling: it does not end the child.
+    # A forked child inherits the exception that its parent was handling: it is not the child's.
     return _kept if _kept or error is None or id(error) == _parents else error
 
 
@@ -48,7 +48,7 @@ def keep(error: BaseException) -> None:
 
 
 def kept() -> BaseException | None:
-    """Return the exception that ended this child's function; None: none, or it was not wrapped."""
+    """Return the exception that `keep` has noted; None: there is none."""
     return _kept
 
 
@@ -63,13 +63,13 @@ def _run(run: Callable[[], object]) -> None:
 def _wrap(_: object = None) -> None:
     for processes in loaded("process"):
         process = processes.current_process()
-        if getattr(process.run, "func", None) is not _run:  # a child of a child registers again
+        if getattr(process.run, "func", None) is not _run:  # a grandchild calls `_wrap` twice
             process.run = partial(_run, process.run)
 
 
 def _wrap_when_it_begins() -> None:
     for util in loaded("util"):
-        # The first one keeps the registration: it ends with the life of that object.
+        # The registration ends when its first argument is collected. `_wrap` lives to the end.
         util.register_after_fork(_wrap, _wrap)
 
 
@@ -84,21 +84,21 @@ def is_unpickling() -> bool:
 def _wrap_what_is_unpickled() -> None:
     if not is_unpickling():
         return
-    _wrap_when_it_begins()  # except for a SpawnProcess, which calls no registered functions:
+    _wrap_when_it_begins()  # A SpawnProcess calls `_after_fork`, but no registered functions:
     for context in loaded("context"):
         context.SpawnProcess._after_fork = staticmethod(_wrap)  # noqa: SLF001
 
 
 class _EndOfThread:
-    """Calls functions when the thread ends in which it was made; kept in `_of_thread`."""
+    """Calls functions when its thread ends. The thread's `_of_thread` keeps this object."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self.calls: list[Callable[[], object]] = []
 
-    # A parameter, since a dying interpreter clears modules.
+    # `pid` is a parameter, since a dying interpreter clears the module `os`.
     def __del__(self, pid: Callable[[], int] = os.getpid) -> None:
-        if self._pid == pid():  # a child of this one drops its copy
+        if self._pid == pid():  # not when a forked child drops its copy
             for call in self.calls:
                 call()
 
@@ -122,13 +122,13 @@ def at_end_of_forking_thread(call: Callable[[], object]) -> None:
 def _watch_the_forking_thread() -> None:
     global _end  # noqa: PLW0603  a process is forked once
     _end, thread = None, threading.main_thread()
-    # After a fork, main_thread() is the thread that forked; the class tells what it was before.
+    # main_thread() is the thread that forked. Its class says if it was the parent's main thread.
     if type(thread).__name__ == "_MainThread":
         return
-    # Only the thread's locals keep it, and Python drops these when the thread ends.
+    # Only the thread's locals refer to this object, and Python drops them when the thread ends.
     _of_thread.end = _EndOfThread()
     _end = weakref.ref(_of_thread.end)
-    # Python has forgotten the exception when the thread's locals are dropped.
+    # By then Python has forgotten the thread's exception. So this hook keeps it earlier.
     hook = threading.excepthook
 
     def keep(args: Any) -> None:
@@ -141,7 +141,7 @@ def _watch_the_forking_thread() -> None:
 
 
 def watch(note_parents_exception: Callable[[BaseException | None], object]) -> None:
-    """Begin to look for these exceptions; called once, when shmacc is imported.
+    """Begin to note the exceptions that end children; called once, when shmacc is imported.
 
     Args:
         note_parents_exception: Called in each forked child with the exception that its parent

@@ -121,10 +121,10 @@ class NotFoundError(ShmaccError, FileNotFoundError):
 
 
 class AlreadyExistsError(ShmaccError, FileExistsError):
-    """A new segment was asked for, but the name is taken; or the round has a partial's contributor.
+    """The name of a new segment is taken; or a partial's contributor is in the round already.
 
-    What to do: Attach to the segment, or replace it (``if_exists="replace"``). Leave the
-    partial out: its contributor has been counted.
+    What to do: Attach to the segment, or replace it (``if_exists="replace"``). Do not apply the
+    partial: its contributor has been counted.
 
     Attributes:
         shared_name: The name.
@@ -183,7 +183,7 @@ class PermissionDeniedError(ShmaccError, PermissionError):
 
 
 class OutOfRangeError(ShmaccError, OverflowError):
-    """An integer does not fit its dtype (the round stays) or 64 bits (nothing was added).
+    """A result exceeds its integer dtype (the round stays), or a sum 64 bits (nothing was added).
 
     What to do: Use a wider dtype, or smaller numbers and weights; a round that stays can be dropped
     by ``advance_step``.
@@ -230,8 +230,8 @@ class WorkerDiedError(ShmaccError):
         pids: The processes that have died or failed, as their own pid namespaces know them.
         reasons: Why, in the same order: "killed", or an exception's type and the beginning of its
             text, "ValueError: ...".
-        contributors: The contributors that they gave with their applies in the open round,
-            ascending; not those of applies that were refused.
+        contributors: The contributors of their applies in the open round, ascending; without
+            refused applies.
     """
 
     pids: tuple[int, ...] | None = None
@@ -240,7 +240,7 @@ class WorkerDiedError(ShmaccError):
 
 
 class ChiefDiedError(ShmaccError):
-    """No process is left that moves the step, and the wait for it had ``on_death="raise"``.
+    """No process is left that moves the step, and a wait for the step had ``on_death="raise"``.
 
     All processes that had taken have died or failed, and no other process takes.
 
@@ -259,8 +259,8 @@ class ChiefDiedError(ShmaccError):
 class InternalError(ShmaccError, AssertionError):
     """An assertion of this library does not hold: it has a fault, or its memory was written over.
 
-    The call has ended as if its process had died there: it has its whole effect or none, other
-    processes go on, and what was half written is undone by the next call, of any process.
+    The call has ended as if its process had died there: it has its whole effect or none. Other
+    processes go on, and the next call of any process undoes what was half written.
 
     What to do: Report the message, which names the place in the source. End the process, which may
     be damaged; a run (`shmacc.run`) starts it again.

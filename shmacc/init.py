@@ -111,10 +111,10 @@ class Normal(Initial):
     """Numbers of a normal distribution.
 
     ``mean + stddev * quantile((word + 0.5) * 2**-32)``, with the words of the module's docstring.
-    ``quantile`` is the standard normal distribution's, by Wichura's algorithm AS 241 (PPND16). Its
-    coefficients are those of Python's ``statistics.NormalDist``, to 18 digits. ``near`` (the
-    numerator) and ``near_divisor`` are polynomials in ``r``, evaluated from the highest power down;
-    likewise ``far`` and ``far_divisor``::
+    ``quantile`` is for the standard normal distribution: Wichura's algorithm AS 241 (PPND16), with
+    the coefficients of Python's ``statistics.NormalDist``, to 18 digits. ``near`` (the numerator)
+    and ``near_divisor`` are polynomials in ``r``, evaluated from the highest power down; likewise
+    ``far`` and ``far_divisor``::
 
         q = p - 0.5
         if abs(q) <= 0.425:

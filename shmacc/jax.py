@@ -52,14 +52,14 @@ class TreeSpec:
             tree: A pytree of arrays, or of ``jax.ShapeDtypeStruct`` as ``jax.eval_shape`` returns
                 it; the values do not matter. A leaf has the dtype that JAX gives it.
             sparse: A function from the name of a leaf to whether its gradients come as rows:
-                ``(indices, values)``, or an object with ``.indices`` and ``.values``. None: no
-                gradients do.
+                ``(indices, values)``, or an object with ``.indices`` and ``.values``. None: all
+                gradients are dense.
             reduction_type: The reduction of all members; None: the group's.
 
         Raises:
             InvalidArgumentError: A leaf is no array of a dtype that accumulators have, a sparse
                 leaf has no rows, a name is longer than 200 characters, the tree has no leaf, or
-                ``sparse`` is no function, or returns None only.
+                ``sparse`` is no function, or returned None for each leaf.
         """
         if sparse is not None and not callable(sparse):
             raise InvalidArgumentError(
@@ -163,7 +163,7 @@ class TreeSpec:
         Waits until JAX has computed the leaves; they are written when this returns.
 
         Args:
-            tree: As for `flatten`. Where the tree has None, the array stays as it is.
+            tree: The same as for `flatten`. Where the tree has None, the array stays as it is.
             arrays: Writable arrays made from a tree of this structure.
 
         Raises:
@@ -183,7 +183,7 @@ class TreeSpec:
                     f"{array.shape}"
                 )
             pairs.append((array, _converted(name, value, array.dtype)))
-        # Only now: a leaf that does not fit must leave all arrays as they were.
+        # Write after all checks: a leaf that does not fit must leave all arrays as they were.
         for array, value in pairs:
             array[...] = value
 
@@ -234,7 +234,7 @@ def _converted(name: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 def _on_device(name: str, spec: TensorSpec, found: Any) -> jax.Array:
     shape = tuple(dim or 0 for dim in spec.shape or ())
-    # JAX may go on using this memory: so it is new, and nobody else has it.
+    # JAX may go on using this memory. So it must be new, and nobody else may have it.
     own = _empty(shape, spec.dtype)
     if found is None or isinstance(found, SparseTaken):
         own[...] = 0

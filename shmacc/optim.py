@@ -1,25 +1,25 @@
 """Optimizers of `Parameters`: how an update changes arrays by their gradients.
 
-The arithmetic is that of TensorFlow's training ops, except that Adam treats rows as torch's
-``SparseAdam`` does; each class gives its formula in the order of its operations. ``p`` is an
-element of an array, ``g`` its gradient; the other names are slots and the optimizer's numbers. An
-update computes in the array's dtype, float32 or float64. Numbers that do not change during an
-update, such as ``1 - rho``, are computed in float64 and then rounded. A sparse gradient changes
-its rows and their slots, and no others.
+The arithmetic is that of TensorFlow's training ops; but Adam treats rows as torch's ``SparseAdam``
+does. Each class gives its formula in the order of the operations. ``p`` is an element of an array,
+``g`` its gradient; the other names are slots and the optimizer's numbers. An update computes in the
+array's dtype, float32 or float64. Numbers that do not change during an update, such as ``1 - rho``,
+are computed in float64 and then rounded. A sparse gradient changes its rows and their slots, and no
+others.
 
-``weight_decay`` is torch's: an l2 penalty, ``g + weight_decay * p`` in place of ``g``; in an
-optimizer that is ``decoupled``, as `AdamW`, ``p *= 1 - learning_rate * weight_decay`` comes first.
+``weight_decay`` is torch's: an l2 penalty, which replaces ``g`` by ``g + weight_decay * p``. In a
+``decoupled`` optimizer, such as `AdamW`, ``p *= 1 - learning_rate * weight_decay`` comes first.
 With the same numbers, SGD and Adagrad compute as torch's do. Where TensorFlow and torch differ,
 ``as_torch=True`` computes as torch; `shmacc.torch.optimizer_of` translates torch's optimizers.
 
-``constraint`` says what holds of rows after the rule: `UnitNorm`, `MaxNorm`, `NonNeg` or `Clip`. It
-is applied in the same commit, after a decoupled decay, too, to the rows that the update changes: of
-a dense gradient all. A row is everything behind the first dimension of an array or a table. The
-first contents of arrays and tables are constrained as well; new contents (``values=``) and restored
-ones are stored as they are given, until an update changes the rows.
+``constraint`` limits the rows that an update changes: `UnitNorm`, `MaxNorm`, `NonNeg` or `Clip`. It
+is applied last, after a decoupled decay too, and in the same commit. A dense gradient changes all
+rows. A row is everything behind the first dimension of an array or a table. The first contents of
+arrays and tables are constrained as well. New contents (``values=``) and restored contents are
+stored as they are given, until an update changes the rows.
 
-The segment keeps optimizers with the parameters. They are frozen, and two of a class are equal if
-all their numbers are.
+The segment keeps optimizers with the parameters. Optimizers are frozen. Two optimizers of one class
+are equal if all their numbers are equal.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ __all__ = [
 
 
 _DECAY = 4  # the index of the weight decay in an optimizer's numbers
-_LIMITS = 5  # the index of the first number of the constraint there
+_LIMITS = 5  # the index there of the constraint's first number
 
 
 class Slot(NamedTuple):
@@ -65,14 +65,14 @@ class Optimizer:
 
     Attributes:
         learning_rate: The step size.
-        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
+        constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 
     learning_rate: float
     constraint: Constraint | None = field(default=None, kw_only=True)
 
     _at_most: ClassVar[dict[str, float]] = {}
-    """Upper bounds of the numbers that have one; no number may be below 0."""
+    """The numbers with an upper bound, and the bounds. No number may be below 0."""
 
     def __repr__(self) -> str:
         fields = [each.name for each in dataclasses.fields(self) if each.name != "constraint"]
@@ -91,7 +91,7 @@ class Optimizer:
             value = getattr(self, each.name)
             if each.name == "constraint":
                 checked: object = constraints.check(value, f"{type(self).__name__}'s constraint")
-            # The class itself: this module must not make strings of its annotations.
+            # `type` is a class, not a string: this module must not import `annotations`.
             elif each.type is bool:
                 checked = flag(value, each.name)
             else:
@@ -149,7 +149,7 @@ class Optimizer:
             largest: The largest number of the dtype.
 
         Raises:
-            InvalidArgumentError: A number is too large; or as for `check_rate`.
+            InvalidArgumentError: A number is too large, or `check_rate` refuses the learning rate.
         """
         self.check_rate(self.learning_rate, smallest, largest)
         for owner in (self, self.constraint) if self.constraint else (self,):
@@ -163,12 +163,12 @@ class Optimizer:
                     )
 
     def config(self) -> tuple[int, tuple[float, ...]]:
-        """Return the optimizer as the extension takes it: the kind, with options, and numbers."""
+        """Return what the extension takes: the kind with bits for options, and the numbers."""
         kind = layout.OPTIMIZERS[type(self).__name__]
         numbers = [float(getattr(self, name)) for name in _numbers(type(self))]
         if decay := getattr(self, "weight_decay", 0.0):
             kind |= layout.OPTIMIZER_OPTIONS["weight_decay"]
-            # The weight decay has this place, however many numbers come before it.
+            # The weight decay is always at index _DECAY; zeros fill the gap before it.
             numbers += [0.0] * (_DECAY - len(numbers)) + [decay]
         if getattr(self, "as_torch", False):
             kind |= layout.OPTIMIZER_OPTIONS["as_torch"]
@@ -196,7 +196,7 @@ class SGD(Optimizer):
         momentum: How much of the last change is kept, 0 to 1; 0: there is no slot.
         nesterov: Whether the momentum is Nesterov's, which looks one step ahead.
         weight_decay: The strength of the l2 penalty.
-        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
+        constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 
     momentum: float = 0.0
@@ -226,10 +226,10 @@ class Adagrad(Optimizer):
         accumulator += mean(g * g)
         p -= learning_rate / (sqrt(accumulator) + epsilon) * g
 
-    The mean adds the squares in eight sums, each of every eighth element, in order. It adds these
-    sums as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`` and divides by n. An array of one
-    dimension is then a single row, so its gradient must be dense. The squares are of gradients with
-    the penalty of ``weight_decay``, as with FBGEMM's ``WeightDecayMode.L2``.
+    For the mean, the squares are added in eight sums: sum k has the elements k, k + 8, ... in
+    order. These sums are added as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`` and divides by n.
+    An array of one dimension is then a single row, so its gradient must be dense. Gradients are
+    squared with the penalty of ``weight_decay``, as with FBGEMM's ``WeightDecayMode.L2``.
 
     Attributes:
         learning_rate: The step size.
@@ -237,7 +237,7 @@ class Adagrad(Optimizer):
         epsilon: Added to the square root.
         rowwise: Whether each row has one accumulator.
         weight_decay: The strength of the l2 penalty.
-        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
+        constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 
     initial_accumulator_value: float = 0.1
@@ -252,7 +252,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RMSprop(Optimizer):
-    """RMSprop: as Adagrad, with a decaying mean of the squares.
+    """RMSprop: like Adagrad, but with a decaying mean of the squares.
 
     TensorFlow's ``ResourceApplyRMSProp`` and ``ResourceSparseApplyRMSProp``; ``rms`` starts at 0,
     as in Keras. The argument `momentum` is ``decay`` here::
@@ -273,11 +273,11 @@ class RMSprop(Optimizer):
     Attributes:
         learning_rate: The step size.
         rho: How much of the mean is kept, 0 to 1.
-        momentum: How much of the last change is kept, 0 to 1; 0: there is no such slot.
+        momentum: How much of the last change is kept, 0 to 1; 0: there is no slot `momentum`.
         epsilon: Added under the square root; with `as_torch` to the root.
         weight_decay: The strength of the l2 penalty.
         as_torch: Whether to compute as torch's RMSprop does.
-        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
+        constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 
     rho: float = 0.9
@@ -316,7 +316,7 @@ class Adam(Optimizer):
         epsilon: Added to the square root.
         weight_decay: The strength of the l2 penalty.
         as_torch: Whether to compute as torch's Adam does, and for rows as its SparseAdam.
-        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
+        constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 
     beta_1: float = 0.9
@@ -336,7 +336,7 @@ class Adam(Optimizer):
         return Slot("m"), Slot("v")
 
     def check_rate(self, rate: float, smallest: float, largest: float = math.inf) -> None:
-        """Refuse a `rate` that may exceed `largest` when corrected; `smallest` has no effect."""
+        """Refuse a `rate` that bias correction may raise above `largest`; ignore `smallest`."""
         Optimizer.check_rate(self, rate, smallest, largest)
         if rate / (1 - self.beta_1) > largest:
             raise InvalidArgumentError(
@@ -356,9 +356,9 @@ class AdamW(Adam):
         beta_1: How much of the first moment is kept; below 1.
         beta_2: How much of the second moment is kept; below 1.
         epsilon: Added to the square root.
-        weight_decay: An update takes ``learning_rate * weight_decay`` of an element away.
-        as_torch: Whether to compute as torch's AdamW does, as for `Adam`.
-        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
+        weight_decay: An update reduces each element by the part ``learning_rate * weight_decay``.
+        as_torch: Whether to compute as torch's AdamW does, in the ways that `Adam` describes.
+        constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 
     weight_decay: float = 0.01
@@ -384,7 +384,7 @@ class Ftrl(Optimizer):
         initial_accumulator_value: The value that accumulators start with.
         l1: The strength of the l1 penalty.
         l2: The strength of the l2 penalty.
-        constraint: What holds of the rows after an update; None: nothing more. By keyword only.
+        constraint: The limit for rows after an update; None: no limit. By keyword only.
     """
 
     learning_rate_power: float = -0.5
@@ -419,7 +419,7 @@ class Ftrl(Optimizer):
 
 
 KINDS: tuple[type[Optimizer], ...] = (SGD, Adagrad, RMSprop, Adam, AdamW, Ftrl)
-"""All optimizers."""
+"""The classes of all optimizers."""
 
 
 def of_config(config: tuple[int, Sequence[float]]) -> Optimizer | None:
@@ -456,8 +456,8 @@ def _numbers(kind: type[Optimizer]) -> list[str]:
 def clip_by_global_norm(taken: Mapping[str, Any], clip_norm: float) -> tuple[dict[str, Any], float]:
     """Scale gradients so that their norm, taken together, is at most `clip_norm`.
 
-    As ``tf.clip_by_global_norm``: each gradient times ``clip_norm / max(norm, clip_norm)``. The
-    rows that a sparse gradient or a table's does not have count as zeros::
+    As in TensorFlow, each gradient is multiplied by ``clip_norm / max(norm, clip_norm)``. Rows that
+    a sparse gradient or a table's gradient does not have count as zeros::
 
         with group.round(n) as taken:
             clipped, norm = shmacc.optim.clip_by_global_norm(taken.without("loss"), 1.0)
@@ -467,17 +467,17 @@ def clip_by_global_norm(taken: Mapping[str, Any], clip_norm: float) -> tuple[dic
     TensorFlow's do: look at ``math.isfinite(norm)`` before the update.
 
     Args:
-        taken: What a group's round gave, or a mapping from name to such parts:
-            ``{"emb": taken}`` of a single accumulator. All are floats. It is not changed.
+        taken: The result of a group's round; or a mapping from names to such results:
+            ``{"emb": taken}`` for a single accumulator. All values are floats, and not changed.
         clip_norm: The largest norm, 0 or more; ``math.inf`` only measures.
 
     Returns:
         The gradients by name, for ``gradients=`` of `Parameters.update`: an array, or
-        `IndexedSlices`, in the dtype of what was given; and the norm before clipping.
+        `IndexedSlices`, in the dtype of the given part; and the norm before clipping.
 
     Raises:
         InvalidArgumentError: `clip_norm` is negative or NaN; `taken` is no mapping to parts of a
-            round; or a part has no floats, as a count (leave it out by ``taken.without``).
+            round; or a part is not of floats, such as a count (leave it out by ``taken.without``).
     """
     from shmacc._values import clipping  # late: optimizers alone need no NumPy
 

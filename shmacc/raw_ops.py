@@ -10,7 +10,7 @@ arguments:
 * ``local_step``, ``num_required`` and ``new_global_step`` are integers.
 * ``dtype`` of a take must be the accumulator's own (else InvalidArgumentError).
 
-The ``Resource`` ops are the same for dense accumulators, which in TensorFlow have another handle.
+The ``Resource`` ops do the same for dense accumulators. Only TensorFlow has other handles for them.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ __all__ = [
 def _accumulator(handle: Any, kind: type[Any] = Accumulator) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if isinstance(handle, str):
-            # The accumulator is no context here: an error would make this process a failed one.
+            # ``with accumulator`` would record this process as failed if there is an error.
             handle = stack.enter_context(contextlib.closing(_attach.attach(handle)))
         yield _resolved(handle, kind)
 

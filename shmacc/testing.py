@@ -38,8 +38,8 @@ def isolated_namespace() -> Iterator[str]:
     This includes children of every start method of multiprocessing, even of a forkserver that runs
     already, and all other processes that inherit the environment.
 
-    The end of the block removes all names that are left in the namespace, in use or not; but not in
-    a child that was forked in the block.
+    The end of the block removes all names that are left in the namespace, even names in use. In a
+    child that was forked in the block, it removes none.
 
     Yields:
         The namespace, which is the value of ``SHMACC_NAMESPACE`` in the block.
@@ -72,7 +72,7 @@ def leaked_names(namespace: str | None = None) -> tuple[str, ...]:
     """Return the names of segments and semaphores in ``/dev/shm``, sorted.
 
     Args:
-        namespace: Limits the names to this namespace, and those of runs that were started in it;
+        namespace: Only names of this namespace, and of runs that were started in it, are returned;
             None: all names of this library.
     """
     return names.files_in(namespace)

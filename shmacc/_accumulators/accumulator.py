@@ -44,7 +44,7 @@ _IS_PRIVATE = (
 class AccumulatorRef:
     """The ``handle`` that raw ops take; keeps its accumulator open.
 
-    Two are equal, and have one hash, if they lead to the same accumulator, in any process.
+    Two references to the same accumulator are equal and have the same hash, in any process.
     """
 
     __slots__ = ("accumulator",)
@@ -94,10 +94,10 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def _terms(self, contributor: object, weight: object, timeout: object) -> Terms:
         """Return the terms of a single gradient.
 
-        From now on takes are told if this process dies or fails, even if an argument is bad.
+        From now on, takes learn if this process dies or fails, even if an argument is bad.
 
         Raises:
-            InvalidArgumentError: One of them is bad.
+            InvalidArgumentError: An argument is bad.
         """
         # Announce the worker first, so that takes report its failure even if a check below fails.
         who = arguments.contributor(contributor)
@@ -106,7 +106,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         return 1, arguments.weight(weight), who, arguments.timeout(timeout)
 
     def _dropped(self, local_step: int) -> bool:
-        """Return False, for a gradient that was dropped."""
+        """Note a gradient that was dropped, and return False."""
         self._drops.note(local_step)
         return False
 
@@ -124,13 +124,13 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
 
         Args:
             shared_name: The name.
-            owners: As at construction.
-            timeout: How many seconds to wait until it exists; None: do not wait. (In all calls
-                that wait for something else, None means for ever.)
+            owners: The same as in the constructor.
+            timeout: How many seconds to wait until the accumulator exists; None: do not wait. (In
+                every other call, None means to wait for ever.)
 
         Raises:
             NotFoundError: There is no accumulator of that name, and no timeout.
-            DeadlineExceededError: There was none until the end of the timeout.
+            DeadlineExceededError: The timeout passed, and there was still no such accumulator.
             InvalidArgumentError: An impossible name, a bad timeout, or an object of another kind.
             PermissionDeniedError: The accumulator is another user's.
             DataLossError: The file under the name is no valid segment of this version.
@@ -145,14 +145,14 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     ) -> None:
         """Close. After an exception this process has failed; ``on_death="raise"`` reports it.
 
-        SystemExit of 0 or None is no failure. GeneratorExit is one: it closes a generator after
-        ``break``, but also after an exception in the loop over the generator.
+        SystemExit of 0 or None is no failure. GeneratorExit is a failure: it closes a generator
+        after ``break``, but also after an exception in the loop over the generator.
         """
         self._close(error)
 
     @property
     def reduction_type(self) -> str:
-        """The reduction; in a group, that of members without their own."""
+        """The reduction; in a group, the reduction of members without their own."""
         return self._spec.reduction
 
     @property
@@ -176,7 +176,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         return AccumulatorRef(self)
 
     def num_accumulated(self, name: str | None = None) -> int:  # noqa: ARG002  TensorFlow's signature
-        """Return how many gradients are pending. Takes no lock (TF: AccumulatorNumAccumulated).
+        """Return how many gradients are pending (TF: AccumulatorNumAccumulated). Uses no lock.
 
         Args:
             name: Ignored.
@@ -194,31 +194,31 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         """Wait for gradients and take their reduction, with more details than TensorFlow returns.
 
         Waits in the queue until ``num_required`` gradients have accumulated. Then takes all
-        accumulated gradients and adds 1 to the step. After an interruption the same holds as for
-        ``SparseConditionalAccumulator.take_grad``.
+        accumulated gradients and adds 1 to the step. ``SparseConditionalAccumulator.take_grad``
+        says what happens if an exception interrupts this.
 
         Args:
-            num_required: At least 1. If that many are pending, they are taken at once, even if a
-                process has died.
-            at_least: 1 to `num_required`: how many are enough when the timeout has passed; None: as
-                many as `num_required`.
+            num_required: At least 1. If this many gradients are pending, they are taken at once,
+                even if a process has died.
+            at_least: 1 to `num_required`: how many gradients are enough when the timeout has
+                passed; None: `num_required`.
             timeout: Seconds to wait; None: for ever.
-            on_death: "raise": end the wait if a worker died or failed: a process that has applied,
-                or has called an apply with a ``contributor``, whatever came of it. It failed if an
-                exception has left its ``with`` block of the accumulator, or ended the process. Each
-                such process is reported once, by the next wait with "raise"; one error may name
-                several. A process that has closed the accumulator, or ended in order, is not dead.
+            on_death: "raise": end the wait if a worker died or failed. A worker is a process that
+                has applied, or has called an apply with a ``contributor``, even in vain. It failed
+                if an exception left its ``with`` block of the accumulator, or ended the process.
+                The next wait with "raise" reports each such process once; one error may name
+                several. A process that closed the accumulator, or ended in order, is not dead.
 
         Returns:
-            A `SparseTaken` or a `DenseTaken`. A group returns a mapping from member to one of
-            these, without the members that no gradient had.
+            A `SparseTaken` or a `DenseTaken`. A group returns a mapping from member to
+            `SparseTaken` or `DenseTaken`, without members that no gradient had.
 
         Raises:
             FinishedError: The accumulator is finished.
             WorkerDiedError: A process died or failed, and `on_death` is "raise". Nothing was
                 consumed.
             DeadlineExceededError: The timeout passed.
-            Everything else as for ``SparseConditionalAccumulator.take_grad``.
+            All other errors are those of ``SparseConditionalAccumulator.take_grad``.
         """
         return rounds.take(self._handle, self._taken, num_required, timeout, at_least, on_death)
 
@@ -238,11 +238,11 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         block, `close` and the death of this process consume nothing and open the step again as it
         was. A process that is merely stopped in the block keeps the round. `advance_step` and
         `set_global_step`, by any process, end the round at once; then the end of the block raises
-        FailedPreconditionError. Other takes and rounds wait; those of this thread on this object
-        raise FailedPreconditionError.
+        FailedPreconditionError. Other takes and rounds wait. But if this thread calls them on this
+        object, they raise FailedPreconditionError.
 
         Args:
-            num_required: As for `take`, as are the others.
+            num_required: The same as for `take`, like all arguments below.
             at_least: How many are enough at the timeout.
             timeout: Seconds to wait for the gradients; None: for ever.
             on_death: What to do if a process died or failed.
@@ -274,8 +274,8 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
 
         Raises:
             asyncio.CancelledError: The task was cancelled.
-            ShmaccError: As for `take`; ResourceExhaustedError: no thread could be started for the
-                wait.
+            ShmaccError: The errors of `take`; also ResourceExhaustedError if no thread could be
+                started for the wait.
         """
         from shmacc._accumulators import coroutines  # it imports asyncio
 
@@ -305,20 +305,20 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def take_partial(
         self, num_required: int = 1, *, timeout: float | None = None, seal: bool = False
     ) -> _Partial_co:
-        """Take the sums, not divided; the step stays.
+        """Take the sums, not divided; leave the step as it is.
 
         A sparse partial of no gradients has no rows. A dense one has zeros of the declared shape,
         where an undeclared dimension has size 0.
 
         Args:
-            num_required: 0: take all pending gradients, even none, without a wait in the queue. But
-                if they are enough for the first take in the queue, they belong to that take, and
-                the partial has none.
+            num_required: How many gradients to wait for. 0: take all pending gradients, even none,
+                and do not wait in the queue. But if they are enough for the first take in the
+                queue, they belong to that take, and the partial has none.
             timeout: Seconds to wait; None: for ever.
             seal: Refuse later applies until `advance_step` or `unseal`.
 
         Raises:
-            As for `take`; but OutOfRangeError only if the lanes' sums together exceed 64 bits.
+            All errors of `take`; OutOfRangeError only if the lanes' sums together exceed 64 bits.
         """
         return rounds.take(
             self._handle, self._partial, num_required, timeout, partial=True, seal=bool(seal)
@@ -327,7 +327,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def snapshot(self, *, timeout: float | None = None) -> _Taken_co:
         """Return what a take would return now; consume nothing, and wait for no gradients.
 
-        An empty accumulator gives what `take_partial` gives for no gradients. While a round is
+        An empty accumulator gives the same as a `take_partial` of no gradients. While a round is
         open, this returns that round.
 
         Args:
@@ -344,10 +344,10 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         Gradients that were applied without a ``contributor`` are not listed.
 
         Args:
-            timeout: As for `snapshot`.
+            timeout: The same as for `snapshot`.
 
         Raises:
-            As for `snapshot`.
+            The errors of `snapshot`.
         """
         contributors: IndexArray = rounds.look(
             self._handle, lambda taken: taken.contributors, timeout, partial=True
@@ -360,10 +360,10 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         Consumes nothing. While a round is open, this returns the state of that round.
 
         Args:
-            timeout: As for `snapshot`.
+            timeout: The same as for `snapshot`.
 
         Raises:
-            As for `snapshot`.
+            The errors of `snapshot`.
         """
         members = self._spec.members
         return rounds.look(
@@ -371,23 +371,23 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         )
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
-        """Replace everything by a result of `state` of this accumulator or an equal one.
+        """Replace everything by a result of `state`, from this accumulator or an equal one.
 
         One commit replaces sums, counts, contributors and step, also while other processes are
         attached. It drops the gradients accumulated before, unseals the step, and ends an open
         round. A finished accumulator is running again. Counters are not reset.
 
         A restore begins a timeline: gradients that were computed before it are dropped, whatever
-        their step. A thread (or a task of asyncio) whose last read of the step was before it must
-        read the step again, by `global_step`, `steps` or `wait_step`.
+        their step. A thread (or a task of asyncio) that read the step before the restore must read
+        it again, by `global_step`, `steps` or `wait_step`.
 
         Args:
             state: The dict, or the same from ``np.load``.
-            timeout: As for `set_global_step`.
+            timeout: The same as for `set_global_step`.
 
         Raises:
-            InvalidArgumentError: It is no state, or that of an accumulator with other members,
-                dtypes, shapes or reductions. Nothing was changed.
+            InvalidArgumentError: `state` is no state, or its accumulator had other members, dtypes,
+                shapes or reductions. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
             DeadlineExceededError: The timeout passed. Nothing was changed.
         """
@@ -403,16 +403,16 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         """Accept gradients again after ``take_partial(seal=True)``, at the same step.
 
         Args:
-            timeout: As for `set_global_step`.
+            timeout: The same as for `set_global_step`.
 
         Raises:
             DeadlineExceededError: The timeout passed. Nothing was changed.
-            FailedPreconditionError: A round is open, or an update by it has begun.
+            FailedPreconditionError: A round is open, or an update with it has begun.
         """
         self._handle.unseal(arguments.timeout(timeout))
 
     def stats(self) -> Stats:
-        """Return the segment's counters at one instant. Takes no lock."""
+        """Return the segment's counters at one instant. Uses no lock."""
         return stats_of(self._handle.state())
 
     def cancel(self) -> None:

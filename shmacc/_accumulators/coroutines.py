@@ -81,7 +81,7 @@ async def wait_in_thread(
                 f"No thread could be started for a wait: {error}"
             ) from error
         await asyncio.wait([ended])  # unlike `await ended`, does not cancel it
-    except GeneratorExit:  # the task was thrown away: it may not wait
+    except GeneratorExit:  # the task was discarded, and must not wait
         handle.end_wait(caller)
         raise
     except BaseException:
@@ -104,7 +104,7 @@ async def wait_in_thread(
 class AsyncRound(_core.AsyncBlock[_Result_co]):
     """A round of gradients for an ``async with`` block; made by ``round_async()``.
 
-    As `Round`, but waiting for the gradients does not block the event loop. If the task is
+    Like `Round`, but waiting for the gradients does not block the event loop. If the task is
     cancelled, in the wait or in the block, nothing is consumed. In the block, a call in the event
     loop's thread that would wait for the block's end, such as an apply with a later ``local_step``,
     raises FailedPreconditionError.
@@ -119,9 +119,9 @@ class AsyncRound(_core.AsyncBlock[_Result_co]):
 
         Raises:
             asyncio.CancelledError: The task was cancelled. Nothing is consumed.
-            ShmaccError: As for ``Round.__enter__``; FailedPreconditionError: this has been entered
-                already, or a round of this accumulator is open in this task already;
-                ResourceExhaustedError: no thread could be started for the wait.
+            ShmaccError: The errors of ``Round.__enter__``; also FailedPreconditionError if this
+                round was entered before, or this task has a round of this accumulator open; also
+                ResourceExhaustedError if no thread could be started for the wait.
         """
         # Two threads must not open a round for one block.
         if getattr(self, "_entered", False):
@@ -148,7 +148,7 @@ async def take(
 
     Raises:
         asyncio.CancelledError: The task was cancelled. Nothing is consumed.
-        ShmaccError: As for `AsyncRound.__aenter__`.
+        ShmaccError: The errors of `AsyncRound.__aenter__`.
     """
     required, least = arguments.required(num_required, at_least)
     seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)
@@ -163,11 +163,11 @@ async def _taken(block: _core.BlockAccess) -> Any:
 
 
 async def _opened(block: _core.BlockAccess, accept: Callable[[], bool]) -> Any:
-    """Wait until a round is opened; accept it, and return its result without another wait.
+    """Wait until a round is open. Accept the round, and return its result without another wait.
 
     A round may end before the event loop resumes this coroutine: by a new step, or because this
-    thread made a call that would have waited for it. Then `accept` returns False, and the wait
-    begins again.
+    thread made a call that would have waited for the round. Then `accept` returns False, and the
+    wait begins again.
     """
     handle = block.handle
     opened = map(_core.BlockAccess, _rounds_of_task())
@@ -206,7 +206,7 @@ async def wait_step(
 
 
 class AsyncSteps:
-    """The steps of a run, for ``async for``; made by ``steps_async()``. As `Steps`."""
+    """The steps of a run, like `Steps`, for ``async for``; made by ``steps_async()``."""
 
     __slots__ = ("_ended", "_handle", "_last", "_raises", "_timeout")
 
@@ -226,8 +226,8 @@ class AsyncSteps:
         Raises:
             StopAsyncIteration: The accumulator is finished.
             asyncio.CancelledError: The task was cancelled; the next call waits for the same step.
-            ShmaccError: As for `Steps`; ResourceExhaustedError: no thread could be started for the
-                wait.
+            ShmaccError: The errors of `Steps`; also ResourceExhaustedError if no thread could be
+                started for the wait.
         """
         if self._ended:
             raise StopAsyncIteration

@@ -34,13 +34,13 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
-        """Create the accumulator, or attach to the one that has this shared_name.
+        """Create the accumulator, or attach to the existing accumulator of this shared_name.
 
         Args:
             dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
-            shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
-                unknown.
-            shared_name: As for `SparseConditionalAccumulator`, as are all the others.
+            shape: The declared shape of gradients; None: the rank is unknown; None as a dimension:
+                the dimension is unknown.
+            shared_name: The same as for `SparseConditionalAccumulator`, like all arguments below.
             name: A label.
             reduction_type: The reduction; "CMEAN" is the same as "MEAN" here.
             mode: Permission bits.
@@ -51,7 +51,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
             capacity: How many gradients may be pending.
 
         Raises:
-            ShmaccError: As for `SparseConditionalAccumulator`.
+            ShmaccError: The errors of `SparseConditionalAccumulator`.
         """
         options = Options(mode, owners, if_exists, unlink_on_close, lanes, capacity)
         self._make(dtype, shape, shared_name, name, reduction_type, options)
@@ -72,15 +72,15 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
             grad: An array of the declared shape; all gradients of a round have the same shape.
             local_step: The step that the gradient was computed at.
             name: Ignored.
-            contributor: As for `SparseConditionalAccumulator.apply_grad`, as are the next two.
+            contributor: The same as for `SparseConditionalAccumulator.apply_grad`.
             weight: How often the values count.
             timeout: Seconds to wait: for a stopped process that holds the lock, for the end of an
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if the gradient is in the round, or another one of its contributor; False if it was
-            dropped, because ``local_step`` is less than the accumulator's step, or because of a
-            seal.
+            True if the gradient, or another gradient of its contributor, is in the round. False if
+            it was dropped, because ``local_step`` is less than the accumulator's step, or because
+            of a seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
@@ -89,7 +89,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        terms = None  # as for most gradients: saves a call
+        terms = None  # most gradients need no terms, which saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = self._terms(contributor, weight, timeout)
         step = arguments.int64(local_step, "local_step")
@@ -115,14 +115,14 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
         Args:
             partial: A partial from an accumulator of this dtype, with an array of this shape.
             local_step: The step that its gradients were computed at.
-            timeout: As for `apply_grad`.
+            timeout: The same as for `apply_grad`.
 
         Returns:
-            As for `apply_grad`.
+            The same as for `apply_grad`.
 
         Raises:
-            As for `apply_grad`; also AlreadyExistsError if one of its contributors is in the round
-            already.
+            The same errors as `apply_grad`; also AlreadyExistsError if one of the partial's
+            contributors is in the round already.
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
         sums = self._member.sums(partial)
@@ -142,7 +142,7 @@ class ConditionalAccumulator(ConditionalAccumulatorBase[DenseTaken, DensePartial
     ) -> ValueArray:
         """Wait for gradients and take their reduction (TF: AccumulatorTakeGradient).
 
-        Arguments and errors as for `SparseConditionalAccumulator.take_grad`.
+        Arguments and errors are the same as for `SparseConditionalAccumulator.take_grad`.
 
         Returns:
             An array of the round's shape.

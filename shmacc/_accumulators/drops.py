@@ -1,4 +1,4 @@
-"""Warns of mistakes by which gradients do not count, and will not count again."""
+"""Warns of mistakes in a program that make the accumulator drop each of its gradients."""
 
 import contextlib
 import logging
@@ -29,12 +29,12 @@ _IS_REPEATED = (
 
 
 def warn_of_repeated(shared_name: str, contributor: int) -> None:
-    """Say that an asynchronous gradient was not added."""
+    """Warn that a gradient with NEVER_STALE was not added: its contributor is in the round."""
     _logger.warning(_IS_REPEATED, shared_name, contributor)
 
 
 class Drops:
-    """The gradients that one object has given, and that were dropped."""
+    """Notes the dropped gradients of one accumulator object, and warns of mistakes."""
 
     def __init__(self, handle: _core.Handle, shared_name: str) -> None:
         self._handle, self._shared_name = handle, shared_name
@@ -42,7 +42,7 @@ class Drops:
         self._behind: object = None
 
     def note(self, local_step: int) -> None:
-        """Warn of this drop if it comes from such a mistake; warn once of each mistake."""
+        """Note that a gradient was dropped. If a mistake is the cause, warn of it once."""
         with contextlib.suppress(ShmaccError):  # another thread may close the handle
             if local_step is arguments.NO_STEP and self._handle.step > 0:
                 self._tell(_IS_STALE, self._shared_name, self._handle.step)

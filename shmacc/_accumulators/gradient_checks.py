@@ -1,9 +1,9 @@
-"""Checks of a gradient against itself and the declared shape, in TensorFlow's order.
+"""Checks whether a gradient is consistent and fits the declared shape, in TensorFlow's order.
 
 These checks depend on the caller's own arguments alone and run before the lock. So a malformed
-gradient raises, stale or not. TensorFlow makes its checks 8 and 9 only of a fresh gradient, so they
-are left to the apply: the extension makes check 8; `CheckedRows.conflict` has the message of check
-9.
+gradient raises, stale or not. TensorFlow makes its checks 8 and 9 only if the gradient is fresh. So
+the apply makes them: the extension makes check 8, and `CheckedRows.conflict` has the message of
+check 9.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class CheckedRows:
         values: The rows.
         row_counts: For a partial: how often each row counts.
         ascending: Whether the indices are strictly ascending, and none negative.
-        refusal: Why this library refuses the gradient, which TensorFlow accepts; None: it does not.
+        refusal: Why this library refuses a gradient that TensorFlow accepts; None: no reason.
         conflict: Why the gradient does not fit the declared shape, in TensorFlow's words (check 9):
             an error only if the gradient is fresh. None: it fits.
     """
@@ -55,7 +55,7 @@ class CheckedRows:
     conflict: str | None
 
     def check(self) -> Self:
-        """Return the gradient, if it has passed all checks.
+        """Return this gradient if it has passed all checks.
 
         Raises:
             InvalidArgumentError: There is a `refusal` or a `conflict`.
@@ -70,7 +70,7 @@ def sparse_sums(partial: Any, dtype: DType) -> Sums:
     """Return the sums of a sparse member's partial.
 
     Raises:
-        InvalidArgumentError: No sparse partial of this dtype was given, or its counts are wrong.
+        InvalidArgumentError: `partial` is no sparse partial of this dtype, or its counts are wrong.
         ResourceExhaustedError: There is no memory for a contiguous copy.
     """
     _check_not_divided(partial)
@@ -99,7 +99,7 @@ def dense_sums(partial: Any, dtype: DType) -> Sums:
     """Return the sums of a dense member's partial.
 
     Raises:
-        InvalidArgumentError: It is no dense partial of this dtype.
+        InvalidArgumentError: `partial` is no dense partial of this dtype.
         ResourceExhaustedError: There is no memory for a contiguous copy.
     """
     _check_not_divided(partial)
@@ -109,11 +109,11 @@ def dense_sums(partial: Any, dtype: DType) -> Sums:
 
 
 def partial_contributors(partial: Any) -> IndexArray | None:
-    """Return the contributors of a partial, ascending; None: it has none.
+    """Return the contributors of a partial, ascending; None if it has no contributors.
 
     Raises:
-        InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``, or more than
-            the partial's gradients.
+        InvalidArgumentError: They are not distinct integers from 0 to ``2**63 - 1``, or they are
+            more than the partial's gradients.
     """
     who = distinct(getattr(partial, "contributors", None), "partial.contributors")
     if who is not None and len(who) > partial.count:
@@ -124,10 +124,10 @@ def partial_contributors(partial: Any) -> IndexArray | None:
 
 
 def distinct(given: Any, what: str) -> IndexArray | None:
-    """Return contributors in ascending order; None: there are none.
+    """Return contributors in ascending order; None if there are none.
 
     Raises:
-        InvalidArgumentError: They are no distinct integers from 0 to ``2**63 - 1``.
+        InvalidArgumentError: They are not distinct integers from 0 to ``2**63 - 1``.
     """
     if given is None:
         return None
@@ -156,7 +156,7 @@ def count_and_weight(partial: Any) -> tuple[int, int]:
     """Return how many gradients a partial counts for, and the sum of their weights.
 
     Raises:
-        InvalidArgumentError: A number is out of range, or they disagree.
+        InvalidArgumentError: A number is out of range, or count and weight contradict each other.
     """
     count = arguments.partial_count(partial.count)
     given = getattr(partial, "weight", None)
@@ -184,7 +184,7 @@ def given_shape(shape: Any) -> tuple[int, ...] | None:
     """
     if shape is None:
         return None
-    # This is a tf.TensorShape.
+    # A tf.TensorShape has this method.
     if hasattr(shape, "as_list"):
         shape = shape.as_list()
     return tuple(index_array(shape, "grad_shape").ravel().tolist()) or None
@@ -206,7 +206,7 @@ def checked_rows(
         values: The rows.
         given: The gradient's own ``grad_shape``.
         declared: The accumulator's declared shape.
-        row_counts: For a partial: the count of each row; then indices must not repeat.
+        row_counts: For a partial: the count of each row. If given, indices must not repeat.
         exact: Whether values of more dimensions than declared are a conflict, too.
 
     Raises:
@@ -222,9 +222,9 @@ def checked_rows(
 
 
 def _with_row_shape(indices: IndexArray, values: ValueArray, declared: Shape) -> ValueArray:
-    """Return the values; ``[]`` gets the declared shape of a row.
+    """Return the values. If they are ``[]``, give them the declared shape of a row.
 
-    So ``([], [])`` is a valid gradient: an empty batch (pytorch#111422).
+    So ``([], [])`` is a valid gradient, which an empty batch gives (pytorch#111422).
     """
     if not declared or None in declared[1:] or indices.shape != (0,) or values.shape != (0,):
         return values
@@ -249,7 +249,7 @@ def _check_sparse(
         _check_given_against_declared(given, declared)
     limit = declared[0] if declared else None
     ascending, over, negative = _core.check_rows(indices, INT64_MAX if limit is None else limit)
-    # If there is no limit, 2**63 - 1 stands for the limit, but also is a valid row number.
+    # Without a limit, 2**63 - 1 stands for it; but this is also a valid row number.
     if over >= 0 and limit is not None:
         raise InvalidArgumentError(_over_limit(indices, over, limit))
     return ascending and negative < 0
@@ -304,7 +304,7 @@ def _declared_conflict(
     values_shape: tuple[int, ...], declared: Shape, *, exact: bool
 ) -> str | None:
     """Return the message of check 9; None if the values fit the declared shape."""
-    if not declared:  # TensorFlow's SyncReplicasOptimizer declares a rank of 0, which no rows have
+    if not declared:  # TensorFlow's SyncReplicasOptimizer declares rank 0, but rows have more
         return None
     if len(values_shape) < len(declared):
         return (

@@ -40,12 +40,12 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
-        """Create the group, or attach to the one that has this shared_name.
+        """Create the group, or attach to the existing group of this shared_name.
 
         Args:
-            members: From name (1 to 200 printable characters) to `TensorSpec` (dense) or
-                `IndexedSlicesSpec` (sparse); 1 to 4,096 of them. Their order does not matter.
-            shared_name: As for an accumulator, as are all the others.
+            members: A mapping from name (1 to 200 printable characters) to `TensorSpec` (dense) or
+                `IndexedSlicesSpec` (sparse); 1 to 4,096 members, in any order.
+            shared_name: The same as for an accumulator, like all arguments below.
             name: A label.
             reduction_type: The reduction of members without their own.
             mode: Permission bits.
@@ -60,7 +60,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 message names the first member that differs, and both values).
             FailedPreconditionError: The members come from `Parameters.member_specs`, but the
                 existing group has gradients, or had rounds, of other parameters.
-            Everything else as for an accumulator.
+            All other errors are those of an accumulator.
         """
         reduction = arguments.reduction(reduction_type)
         specs = _member_specs(members, reduction)
@@ -76,8 +76,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
 
     def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
         super()._examine(existing, own)
-        # A contributor, and the place for the answer to its gradient: if a signal handler raises,
-        # the caller does not get what the apply returns.
+        # A contributor, and where to store the answer to its gradient: if a signal handler raises,
+        # the caller cannot see what the apply returns.
         self._awaited: tuple[int, Answer] | None = None
         self._members = {
             spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
@@ -85,7 +85,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         self._names = tuple(self._members)
 
     def _check_asked(self, asked: AccumulatorSpec) -> None:
-        """Refuse a group whose step and gradients belong to other parameters than the specs."""
+        """Refuse a group if its step and gradients belong to other parameters than the specs do."""
         super()._check_asked(asked)
         for token, name in {member.parameters for member in asked.members if member.parameters}:
             if not self._handle.belong_to(token):
@@ -117,16 +117,16 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         weight: int = 1,
         timeout: float | None = None,
     ) -> bool:
-        """Add a gradient, which has some members or all, unless it is stale.
+        """Add a gradient for some members or all, unless it is stale.
 
         Args:
-            gradient: From member to its gradient: an array for a dense one; ``(indices, values)``
-                or an object with ``.indices``, ``.values`` and ``.dense_shape`` for a sparse one.
-                To a member that is left out, nothing is added. An empty mapping is a gradient, too,
-                and counts.
+            gradient: A mapping from member to its gradient: an array for a dense member;
+                ``(indices, values)``, or an object with ``.indices``, ``.values`` and
+                ``.dense_shape``, for a sparse member. Nothing is added to members that are left
+                out. An empty mapping is a gradient, too, and counts.
             local_step: The step that the gradient was computed at.
             contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
-                of the same contributor adds nothing, as for
+                of the same contributor adds nothing, as in
                 `SparseConditionalAccumulator.apply_grad`.
             weight: How often the values count, in the sum and in the divisor; a quorum counts the
                 gradient once.
@@ -134,7 +134,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if it is in the round, or another gradient of its contributor; False if it was
+            True if it, or another gradient of its contributor, is in the round; False if it was
             dropped, because ``local_step`` is less than the group's step, or because of a seal.
 
         Raises:
@@ -144,7 +144,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        terms = None  # as for most gradients: saves a call
+        terms = None  # most gradients need no terms, which saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = self._terms(contributor, weight, timeout)
         step = arguments.int64(local_step, "local_step")
@@ -155,7 +155,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 f"{type(gradient).__name__}"
             )
         members = []
-        # All members are checked before the lock is taken: a bad one adds nothing to the others.
+        # All members are checked before the lock is taken: a bad member adds nothing to the others.
         for name, value in gradient.items():
             member = self._member(name)
             try:
@@ -179,20 +179,20 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         """Add a partial from another group's `take_partial`.
 
         It counts as ``partial.count`` gradients with the total weight ``partial.weight``, in each
-        member as the member's own counts say. Its contributors become the round's.
+        member with the member's own count and weight. Its contributors become the round's.
 
         Args:
             partial: A partial from a group whose members have these names, kinds, dtypes and
                 shapes.
             local_step: The step that its gradients were computed at.
-            timeout: As for `apply`.
+            timeout: The same as for `apply`.
 
         Returns:
-            As for `apply`.
+            The same as for `apply`.
 
         Raises:
-            As for `apply`; also AlreadyExistsError if one of its contributors is in the round
-            already.
+            The same errors as `apply`; also AlreadyExistsError if one of the partial's contributors
+            is in the round already.
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
         if isinstance(partial, GroupTaken):
@@ -202,7 +202,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             )
         members, count, weight = self._members_of(partial)
         who = gradient_checks.partial_contributors(partial)
-        # There is nothing to add; the answer still says whether the step was stale.
+        # There is nothing to add, but the result says whether the step was stale.
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         added = self._handle.apply_group(members, step, (count, weight, who, seconds))

@@ -41,7 +41,7 @@ class MemberInput:
         self._exact = bool(spec.name) or None not in (spec.shape or ())
 
     def gradient(self, value: Any, weight: int) -> MemberGradient:
-        """Return this member's part of a group's gradient, checked."""
+        """Check and return this member's part of a group's gradient."""
         plain = None
         if not self._sparse:
             if weight == 1:
@@ -63,7 +63,7 @@ class MemberInput:
         return plain or self.of_rows(self.rows(indices, values, given, weight).check(), 1, weight)
 
     def checked_rows(self, value: Any, weight: int) -> CheckedRows:
-        """Return a sparse gradient as a group takes it, checked."""
+        """Check a sparse gradient in a form that groups accept, and return it."""
         return self.rows(*_parts(value), weight).check()
 
     def of_rows(self, rows: CheckedRows, count: int, weight: int) -> MemberGradient:
@@ -81,7 +81,7 @@ class MemberInput:
         )
 
     def of_array(self, value: ValueArray, count: int, weight: int) -> MemberGradient:
-        """Return a checked dense value for the extension, as `of_rows` does rows."""
+        """Return a checked dense value for the extension, like `of_rows` for rows."""
         return _core.dense_gradient(self._number, self._sum, self._reduction, value, count, weight)
 
     def dense(self, value: Any, weight: int, what: str) -> ValueArray:
@@ -93,14 +93,14 @@ class MemberInput:
     def rows(
         self, indices: Any, values: Any, given: Any, weight: int, prefix: str = ""
     ) -> CheckedRows:
-        """Return a sparse gradient, checked.
+        """Check and return a sparse gradient.
 
         Args:
             indices: The row numbers.
             values: The rows.
             given: The gradient's own ``grad_shape``.
             weight: How often the gradient counts.
-            prefix: Begins the names of the gradient's arrays in messages of errors.
+            prefix: The beginning of the names of the gradient's arrays in error messages.
         """
         values = arrays.values_array(values, self._dtype, f"{prefix}values")
         indices = arrays.row_numbers(indices, f"{prefix}indices")
@@ -108,7 +108,7 @@ class MemberInput:
         values = arrays.weighted(values, weight, self._dtype, f"{prefix}values")
         if shape is None or len(shape) > 1 or np.ndim(given):
             return checked_rows(indices, values, shape, self._shape, exact=self._exact)
-        # TensorFlow accepts a number as a shape, too; but most callers who pass one mean the step.
+        # TensorFlow accepts a number as a shape. But most callers who pass a number mean the step.
         meant = f" (the given shape is {given}, a number: a step is passed as local_step={given})"
         try:
             rows = checked_rows(indices, values, shape, self._shape, exact=self._exact)
@@ -118,19 +118,19 @@ class MemberInput:
         return replace(rows, refusal=rows.refusal and rows.refusal + meant)
 
     def sums(self, partial: Any) -> Sums:
-        """Return a partial of this member; its shape is not checked against the declared one."""
+        """Return the sums of this member's partial, without a check of the declared shape."""
         make = gradient_checks.sparse_sums if self._sparse else gradient_checks.dense_sums
         return make(partial, self._dtype)
 
     def rows_of_sums(self, sums: Sums) -> CheckedRows:
-        """Return the rows of a sparse partial, checked."""
+        """Check and return the rows of a sparse partial."""
         assert sums.indices is not None  # noqa: S101
         return checked_rows(
             sums.indices, sums.values, sums.given, self._shape, sums.row_counts, exact=self._exact
         )
 
     def array_of_sums(self, sums: Sums) -> ValueArray:
-        """Return the array of a dense partial, checked."""
+        """Check and return the array of a dense partial."""
         gradient_checks.check_dense(sums.values.shape, self._shape)
         return sums.values
 
@@ -152,7 +152,7 @@ class MemberInput:
 
 def _parts(value: Any) -> tuple[Any, Any, Any]:
     """Return the indices, values and own shape (or None) of a sparse gradient."""
-    # A named tuple that has `indices` says itself which of its fields is which.
+    # A named tuple with a field `indices` may have its fields in another order.
     if isinstance(value, tuple) and len(value) == 2 and not hasattr(value, "indices"):  # noqa: PLR2004
         indices, values = value
         return indices, values, None

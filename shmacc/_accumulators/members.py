@@ -18,7 +18,7 @@ class AccumulatedMember(MemberSpec):
 
     Attributes:
         reduction: The reduction, as a user names it.
-        parameters: As for `TensorSpec`; None if it is a member of an existing segment.
+        parameters: The same as in `TensorSpec`; None for a member of an existing segment.
     """
 
     noun: ClassVar[str] = "member"
@@ -55,12 +55,12 @@ class AccumulatedMember(MemberSpec):
         return make(self.shape, self.dtype.numpy, reduction_type=self.reduction)
 
     def described(self) -> str:
-        """As for `MemberSpec`."""
+        """Return the description, as in `MemberSpec`."""
         shape = describe_shape(self.shape)
         return f"{self.kind} {self.dtype.name} {shape} {self.reduction}"
 
     def properties(self) -> dict[str, str | None]:
-        """As for `MemberSpec`; an undeclared shape agrees with any."""
+        """Return the properties that must agree; None, for an undeclared shape, always agrees."""
         return {
             "kind": self.kind,
             "dtype": self.dtype.name,
@@ -69,7 +69,7 @@ class AccumulatedMember(MemberSpec):
         }
 
     def config(self) -> tuple[Any, ...]:
-        """As for `MemberSpec`."""
+        """Return the member in the extension's form, as in `MemberSpec`."""
         return self._config(self.reduction)
 
 

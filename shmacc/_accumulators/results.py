@@ -1,7 +1,7 @@
 """Makes the results of takes from the extension's rounds.
 
-No call with a star and no generator expression here: CPython 3.11 to 3.13 may crash if memory runs
-out in one.
+Do not use ``f(*args)`` or a generator expression here: CPython 3.11 to 3.13 may crash if memory
+runs out during either.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def to_dtype(dtype: DType, results: ValueArray) -> ValueArray:
     """Convert results from the type of sums to an accumulator's dtype.
 
     Raises:
-        ResourceExhaustedError: There is no memory for them.
+        ResourceExhaustedError: There is no memory for the results.
     """
     if dtype.sums_as_is:
         return results
@@ -78,7 +78,7 @@ def dense_partial(taken: RoundResult, spec: AccumulatedMember) -> DensePartial:
 def group_taken(
     taken: RoundResult, specs: tuple[AccumulatedMember, ...], names: tuple[str, ...]
 ) -> GroupTaken:
-    """Return the result of a group; `names` are its members', in the order of `specs`."""
+    """Return the result of a group; `names` has the members' names in the order of `specs`."""
     members: dict[str, SparseTaken | DenseTaken] = {}
     for i, (number, count, weight) in enumerate(taken.members()):
         spec = specs[number]

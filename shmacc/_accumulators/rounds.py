@@ -29,11 +29,11 @@ def take(
 ) -> _Result:
     """Take gradients, and return the result that `finish` makes of them.
 
-    If an exception (a signal handler's, or a MemoryError of a conversion) keeps the result from the
-    caller, the gradients are not lost: the handle keeps them for its next take of the same sort.
-    The interpreter runs signal handlers at the end of a call, at the start of a function and at a
-    backward jump, and nowhere else. So a handler runs either within this ``try``, or when the
-    caller has the result. Once an exception is caught here, the round always reaches `keep`.
+    An exception (a signal handler's, or a MemoryError of a conversion) may keep the result from the
+    caller. The gradients are not lost: the handle keeps them for its next take of the same sort.
+    The interpreter runs signal handlers only at the end of a call, at the start of a function and
+    at a backward jump. So a handler runs either within this ``try``, or when the caller has the
+    result. Once an exception is caught here, the round always reaches `keep`.
     """
     required, least = arguments.required(num_required, at_least, 0 if partial else 1)
     seconds, raises = arguments.timeout(timeout), arguments.on_death(on_death)

@@ -1,8 +1,8 @@
 """Converts an accumulator's whole content to a plain dict of arrays, for ``np.savez``, and back.
 
 ``members`` and ``specs`` name and describe the members. ``step``, ``count``, ``weight`` and
-``contributors`` are the round's. Each member i that gradients have touched has ``i.values`` (sums),
-``i.count`` and ``i.weight``; a sparse member also has ``i.indices``, ``i.row_counts`` and
+``contributors`` describe the round. Each member i that gradients have touched has ``i.values``
+(sums), ``i.count`` and ``i.weight``; a sparse member also has ``i.indices``, ``i.row_counts`` and
 ``i.shape``.
 """
 
@@ -60,10 +60,10 @@ def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]
 def from_arrays(
     state: Any, specs: tuple[AccumulatedMember, ...]
 ) -> tuple[list[MemberGradient], int, Terms]:
-    """Return a state's members, step and terms, as the extension restores them.
+    """Return a state's members, step and terms in the form that the extension restores.
 
     Raises:
-        InvalidArgumentError: It is no state, has other members, or is inconsistent.
+        InvalidArgumentError: `state` is no state, has other members, or is inconsistent.
         ResourceExhaustedError: There is no memory for contiguous copies.
     """
     own = {spec.name: (number, spec) for number, spec in enumerate(specs)}
@@ -87,7 +87,7 @@ def from_arrays(
         raise InvalidArgumentError(
             f"The state's {count} gradients cannot have the weight {weight}: each has at least 1"
         )
-    # A single accumulator's member has no name, and each gradient has it.
+    # The member of a single accumulator has no name, and every gradient has this member.
     if not specs[0].name and counts != [(count, weight)] * (count > 0):
         raise InvalidArgumentError(
             f"The state's count and weight are {count} and {weight}, but not those of its values"
@@ -106,7 +106,7 @@ def _saved_members(
     order = names(state, "members", existing, "member", "accumulator's")
     known = {f"{number}.values" for number in range(len(order))}
     for key in state:
-        # Otherwise sums of a member that the state does not name would be lost in silence.
+        # Otherwise sums of a member that the state does not name would be lost silently.
         if isinstance(key, str) and _NUMBERED.fullmatch(key) and key not in known:
             raise InvalidArgumentError(f"The state has {key!r}, but names {len(order)} members")
     return order
@@ -117,13 +117,13 @@ def names(state: Any, key: str, existing: Mapping[str, str], what: str, whose: s
 
     Args:
         state: The state.
-        key: The state's key for its list of names. Its key "specs" has a description of each.
+        key: The state's key for its list of names. The key "specs" leads to their descriptions.
         existing: The description that each name must have.
-        what: A word for a named thing, for messages: "member".
-        whose: Who has the members in `existing`, for messages: "accumulator's".
+        what: The word for a named thing in messages, such as "member".
+        whose: The owner of the members in `existing`, in messages: such as "accumulator's".
 
     Raises:
-        InvalidArgumentError: It is no state, has other names or descriptions, or a name occurs
+        InvalidArgumentError: `state` is no state, has other names or descriptions, or has a name
             twice.
     """
     if not isinstance(state, Mapping):
@@ -176,7 +176,7 @@ def _partial(state: Mapping[str, Any], number: int, spec: AccumulatedMember) -> 
 
 
 def get(state: Mapping[str, Any], key: str) -> Any:
-    """Return an array of a state, which may be a file of ``np.load`` that is read only now.
+    """Return an array of a state. If the state is a file of ``np.load``, this reads the array.
 
     Raises:
         InvalidArgumentError: The state has no array of that name.
@@ -193,8 +193,8 @@ def get(state: Mapping[str, Any], key: str) -> Any:
 def damage_told(what: str) -> Iterator[None]:
     """Raise DataLossError if NumPy cannot read a file because it is damaged.
 
-    NumPy may raise nearly any exception then, also from zipfile, zlib and tokenize: for instance
-    NotImplementedError if a bit of the compression method's number is flipped.
+    NumPy may then raise nearly any exception, even of zipfile, zlib or tokenize. For instance, it
+    raises NotImplementedError if a bit of the compression method's number is flipped.
     """
     try:
         yield

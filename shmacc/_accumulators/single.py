@@ -31,11 +31,11 @@ _IS_BASE = (
 class ConditionalAccumulatorBase(Accumulator[_Taken_co, _Partial_co]):
     """The base of `SparseConditionalAccumulator` and `ConditionalAccumulator`.
 
-    For ``isinstance`` and annotations. Both have everything that is documented here.
+    Use it for ``isinstance`` and annotations. Both classes have everything documented here.
     """
 
     def __init__(self, *_: object, **__: object) -> None:
-        """Refuse: only the two classes can be made.
+        """Refuse: only the two subclasses can be instantiated.
 
         Raises:
             TypeError: Always.

@@ -19,9 +19,9 @@ __all__ = ["SparseConditionalAccumulator"]
 class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, SparsePartial]):
     """Accumulates sparse gradients: rows of a tensor with their indices.
 
-    Like ``tf.compat.v1.SparseConditionalAccumulator``, except that indices may be in any order and
-    may repeat (repeats within a gradient are summed, and count as one touch of the row), that
-    results are always in ascending order, and that a malformed gradient raises even if it is stale.
+    There are three differences to ``tf.compat.v1.SparseConditionalAccumulator``. Indices may be in
+    any order and may repeat; repeats within a gradient are summed, and count as one touch of the
+    row. Results are always in ascending order. A malformed gradient raises even if it is stale.
     """
 
     _KIND = "sparse"
@@ -42,44 +42,44 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         lanes: int | None = None,
         capacity: int | None = None,
     ) -> None:
-        """Create the accumulator, or attach to the one that has this shared_name.
+        """Create the accumulator, or attach to the existing accumulator of this shared_name.
 
         Args:
             dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
-            shape: The declared shape of gradients; None: of unknown rank; None as a dimension:
-                unknown. With an unknown dimension, gradients may have more dimensions than
-                declared, as in TensorFlow; without one, and in groups, they may not.
-            shared_name: Processes that use the same one share the accumulator, and it lives until
-                `unlink`. It has 1 to 200 letters, digits, '.', '_', '-' (of ASCII); any other
-                character but NUL counts 3 for each byte of its UTF-8, for it is written like
-                ``%3A`` in ``/dev/shm``. None or empty: private; it is removed when this process
-                closes it or ends.
+            shape: The declared shape of gradients; None: the rank is unknown; None as a dimension:
+                this dimension is unknown. If a dimension is unknown, gradients may have more
+                dimensions than declared, as in TensorFlow; otherwise, and in groups, they may not.
+            shared_name: Processes that use the same name share the accumulator, and it lives until
+                `unlink`. A name has 1 to 200 letters, digits, '.', '_', '-' (of ASCII). Any other
+                character but NUL counts 3 for each byte of its UTF-8, since ``/dev/shm`` has it in
+                a form like ``%3A``. None or empty: the accumulator is private, and removed when
+                this process closes it or ends.
             name: A label.
-            reduction_type: "MEAN": a row is divided by the number of gradients that touched it (a
-                dense member of a group by the number of gradients that had it); "SUM"; or "CMEAN":
-                both are divided by the number of all gradients of the round.
+            reduction_type: "MEAN": a row is divided by the number of gradients that touched it, a
+                dense member of a group by the number of gradients that had it. "CMEAN": both are
+                divided by the number of all gradients of the round. Or "SUM".
             mode: Permission bits of the files in /dev/shm; exact, whatever the umask. None: 0600
                 for a new accumulator, and any mode of an existing one. A user with the right to
-                write can do anything to the accumulator. A user with the right to read alone sees
-                all gradients, and can make others wait by read locks on the file: give no rights to
+                write can do anything to the accumulator. A user who may only read sees all
+                gradients, and can make others wait by read locks on the file: give no rights to
                 users you do not trust.
             owners: Whose accumulator of this name may be attached: "mine" (this process's effective
-                user's and root's), "any", or an iterable of uids. It pickles with the accumulator.
+                user's and root's), "any", or an iterable of uids. Pickled with the accumulator.
             if_exists: What to do with an accumulator of this shared_name that exists: "attach" to
                 it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
-                has it attached, and create a new one. Without effect on private accumulators.
+                has it attached, and create a new one. This has no effect on private accumulators.
             unlink_on_close: Whether the name is removed and the run finished when the process that
                 created the accumulator closes this object or ends in order. If that process was
-                killed, the next one that constructs the accumulator with this flag has the duty;
-                otherwise the flag of a process that attaches has no effect.
-            lanes: How many applies can go on at the same time (1 to 32); None: 1, or as many as an
-                existing accumulator has. A take adds the lanes up in order of lane. With several
-                lanes, gradients are not added in order of arrival, and a take may get up to
-                lanes - 1 gradients more than its quorum.
+                killed, this passes to the next process that constructs the accumulator with this
+                flag. Otherwise the flag has no effect in a process that attaches.
+            lanes: How many applies can go on at the same time (1 to 32); None: 1, or the number of
+                an existing accumulator. A take adds the lanes up in the order of their numbers.
+                With several lanes, gradients are not added in order of arrival, and a take may get
+                up to lanes - 1 gradients more than its quorum.
             capacity: How many gradients may be pending; an apply that would exceed it waits for a
-                take. None: any number, or as an existing accumulator has it. A partial counts as
-                its gradients; a partial of more gradients than the capacity is added if nothing is
-                pending. With several lanes the capacity may be exceeded by lanes - 1.
+                take. None: any number, or the capacity of an existing accumulator. A partial counts
+                as all of its gradients. A partial of more gradients than the capacity is added if
+                nothing is pending. With several lanes the capacity may be exceeded by lanes - 1.
 
         Raises:
             AlreadyExistsError: The accumulator exists, and `if_exists` is "error".
@@ -118,19 +118,19 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             name: Ignored.
             contributor: Whose gradient it is, 0 to ``2**63 - 1``: within a round a second gradient
                 of the same contributor adds nothing, and True is returned. So a worker that was
-                killed and started again may just compute its batch again. Asynchronous workers
-                leave it out, or give each gradient an id of its own: with `NEVER_STALE` the logger
-                ``shmacc`` warns of the first gradient that is not added; ``stats().repeated``
-                counts them.
+                killed and started again may just compute its batch again. Asynchronous workers omit
+                it, or give each gradient an id of its own: with `NEVER_STALE`, the logger
+                ``shmacc`` warns of the first gradient that is not added. ``stats().repeated``
+                counts these gradients.
             weight: How often the values count, in the sum and in the divisor; a quorum counts the
                 gradient once.
             timeout: Seconds to wait: for a stopped process that holds the lock, for the end of an
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if the gradient is in the round, or another one of its contributor; False if it was
-            dropped, because ``local_step`` is less than the accumulator's step, or because of a
-            seal.
+            True if the gradient, or another gradient of its contributor, is in the round. False if
+            it was dropped, because ``local_step`` is less than the accumulator's step, or because
+            of a seal.
 
         Raises:
             InvalidArgumentError: The gradient is malformed, or does not fit the declared shape or
@@ -139,7 +139,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             ResourceExhaustedError: Shared memory is full. Nothing was added.
             DeadlineExceededError: The timeout passed. Nothing was added.
         """
-        terms = None  # as for most gradients: saves a call
+        terms = None  # most gradients need no terms, which saves a call
         if contributor is not None or timeout is not None or weight is not arguments.ONCE:
             terms = self._terms(contributor, weight, timeout)
         step = arguments.int64(local_step, "local_step")
@@ -165,25 +165,25 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
     ) -> bool:
         """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``.
 
-        Of a sparse torch tensor, such as the ``.grad`` of an ``nn.Embedding(sparse=True)``, or a
-        ``scipy.sparse`` matrix, it applies the rows that have stored entries.
+        Of a sparse torch tensor, such as the ``.grad`` of ``nn.Embedding(sparse=True)``, or a
+        ``scipy.sparse`` matrix, this applies the rows that have stored entries.
 
         Args:
             grad: The object. Its attributes are used as ``grad_indices``, ``grad_values`` and
                 ``grad_shape`` (which may be None) of `apply_grad`.
-            local_step: As for `apply_grad`, as are all others.
+            local_step: The same as for `apply_grad`, like all arguments below.
             name: Ignored.
             contributor: Whose gradient it is.
             weight: How often the values count.
             timeout: Seconds to wait; None: for ever.
 
         Returns:
-            As for `apply_grad`.
+            The same as for `apply_grad`.
 
         Raises:
-            As for `apply_grad`; also InvalidArgumentError if `grad` is no such object.
+            The errors of `apply_grad`; also InvalidArgumentError if `grad` is no such object.
         """
-        # Announce the worker before the conversion: takes must learn of its failure, too.
+        # Announce the worker before the conversion, so that takes learn if the conversion fails.
         if contributor is not None:
             self._handle.be_contributor(arguments.int64(contributor, "contributor"))
         grad = foreign.slices(grad)
@@ -210,21 +210,21 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
     ) -> bool:
         """Add a partial from another accumulator's `take_partial`.
 
-        It counts as ``partial.count`` gradients with the total weight ``partial.weight``, in each
-        row with the weight in ``row_counts``. Its contributors become the round's.
+        It counts as ``partial.count`` gradients with the total weight ``partial.weight``. Each row
+        has its weight in ``row_counts``. Its contributors become the round's.
 
         Args:
             partial: A partial from an accumulator of this dtype, with rows of this shape.
             local_step: The step that its gradients were computed at.
-            timeout: As for `apply_grad`.
+            timeout: The same as for `apply_grad`.
 
         Returns:
-            As for `apply_grad`.
+            The same as for `apply_grad`.
 
         Raises:
-            As for `apply_grad`; also InvalidArgumentError if the partial's counts are inconsistent,
-            or its indices repeat, and AlreadyExistsError if one of its contributors is in the round
-            already.
+            The errors of `apply_grad`; also InvalidArgumentError if the partial's counts are
+            inconsistent or its indices repeat, and AlreadyExistsError if one of its contributors is
+            in the round already.
         """
         step, seconds = arguments.int64(local_step, "local_step"), arguments.timeout(timeout)
         sums = self._member.sums(partial)
@@ -241,7 +241,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             # TensorFlow drops a stale gradient before it makes check 9.
             if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):
                 return False
-            # If it has both faults, a fresh gradient gets TensorFlow's message, a stale one ours.
+            # With both faults, a fresh gradient gets TensorFlow's message, a stale one gets ours.
             if rows.refusal is None or step >= self._handle.step:
                 raise InvalidArgumentError(rows.conflict)
         rows.check()
@@ -263,14 +263,14 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
 
         If an exception interrupts the take (a signal handler's, a MemoryError), either nothing was
         consumed, or the gradients were taken already. In the second case this object's next take of
-        the same sort returns them at once, whatever number it requires. (The sorts: `take`,
-        `take_grad` and `take_indexed_slices_grad`; partials with ``seal``; partials without it.)
-        They are lost when this object is closed or this process ends.
+        the same sort returns the gradients at once, whatever number it requires. (The sorts:
+        `take`, `take_grad` and `take_indexed_slices_grad`; partials with ``seal``; partials without
+        it.) The gradients are lost when this object is closed or this process ends.
 
         Args:
             num_required: At least 1.
             name: Ignored.
-            timeout: Seconds to wait; None: for ever; 0: succeed only if it can be served at once.
+            timeout: Seconds to wait; None: for ever; 0: succeed only without waiting.
 
         Returns:
             ``(indices, values, shape)``.
@@ -290,7 +290,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
         *,
         timeout: float | None = None,
     ) -> IndexedSlices:
-        """Take like `take_grad`: same arguments, same errors.
+        """Take like `take_grad`, with the same arguments and errors.
 
         Returns:
             `IndexedSlices` with ``values``, ``indices`` (int64, ascending) and ``dense_shape``.

@@ -16,10 +16,10 @@ _logger = logging.getLogger("shmacc")
 class Steps(_core.FollowedSteps):
     """The steps of a run, for a worker's ``for`` loop; made by ``steps()``.
 
-    Yields the current step at once, then the newest whenever it has changed, until the accumulator
-    is finished. A slow worker skips steps. A step that is set back is yielded, and so is the step
-    after every restore. After an error in a wait (a timeout, a signal handler's exception) the same
-    object can go on waiting.
+    Yields the current step at once. Then it yields the newest step whenever the step has changed,
+    until the accumulator is finished. A slow worker skips steps. A step that is set back is
+    yielded, and so is the step after every restore. After an error in a wait (a timeout, a signal
+    handler's exception) the same object can go on waiting.
     """
 
     __slots__ = ()
@@ -28,11 +28,11 @@ class Steps(_core.FollowedSteps):
 
 
 class Stepped(Opened):
-    """The part of every accumulator that concerns its step."""
+    """The methods of every accumulator that read, set or follow its step."""
 
     @property
     def global_step(self) -> int:
-        """The accumulator's step; gradients of older steps are dropped. Takes no lock."""
+        """The accumulator's step; gradients of older steps are dropped. Uses no lock."""
         return self._handle.read_step()
 
     def set_global_step(
@@ -54,7 +54,7 @@ class Stepped(Opened):
         Raises:
             InvalidArgumentError: The step is no integer of 64 bits.
             DeadlineExceededError: The timeout passed. Nothing was changed.
-            FailedPreconditionError: An update by the round has begun.
+            FailedPreconditionError: An update with the round's gradients has begun.
         """
         new = arguments.int64(new_global_step, "new_global_step")
         old = self._handle.set_step(new, arguments.timeout(timeout))
@@ -69,24 +69,24 @@ class Stepped(Opened):
     def advance_step(self, step: int, *, timeout: float | None = None) -> int:
         """Move the step forward: drop the gradients of older steps, and unseal.
 
-        A step that is not past the current one changes nothing, so repeated and late announcements
-        of a step are harmless.
+        A step that is not past the current step changes nothing. So late or repeated calls are
+        harmless.
 
         Args:
             step: The new step.
-            timeout: As for `set_global_step`.
+            timeout: The same as for `set_global_step`.
 
         Returns:
             How many accumulated gradients were dropped.
 
         Raises:
-            As for `set_global_step`.
+            The errors of `set_global_step`.
         """
         number = arguments.int64(step, "step")
         return self._handle.advance_step(number, arguments.timeout(timeout))
 
     def finish(self) -> None:
-        """End the run for all processes; any of them may call this. Idempotent; waits for nobody.
+        """End the run for all processes. Any process may call this. Idempotent; waits for nobody.
 
         From now on `running` is False and applies return False. Takes, rounds and waits for a step
         raise FinishedError, even if they are waiting already. An open block of a round goes on to
@@ -97,27 +97,27 @@ class Stepped(Opened):
 
     @property
     def running(self) -> bool:
-        """Whether the run goes on: False from `finish` until a `restore`. Takes no lock.
+        """Whether the run goes on: False from `finish` until a `restore`. Uses no lock.
 
         Raises:
-            FailedPreconditionError: It does not, but this process has new parameters beside the
-                accumulator of a finished run, which they were not trained by.
+            FailedPreconditionError: The run is finished, and has trained other parameters than the
+                new ones of this process, which would stay untrained.
         """
         return self._handle.running
 
     def steps(self, *, timeout: float | None = None, on_death: arguments.OnDeath = "wait") -> Steps:
-        """Follow the run: yield the current step at once, then the newest whenever it has changed.
+        """Follow the run: yield the current step at once, then the newest step after each change.
 
         For the loop of a worker, which ends when the accumulator is finished::
 
             for step in group.steps(timeout=60):
                 group.apply(gradient(params), step, contributor=rank)
 
-        A slow worker skips steps. A step that is set back, or restored, is yielded again.
+        A slow worker skips steps. After the step is set back or restored, it is yielded again.
 
         Args:
             timeout: Seconds to wait, each time; None: for ever.
-            on_death: As for `wait_step`.
+            on_death: "raise": end the wait if no process is left that moves the step.
 
         Returns:
             An iterator of steps; its ``__next__`` documents the errors.
@@ -152,9 +152,9 @@ class Stepped(Opened):
 
         Raises:
             FinishedError: The accumulator is finished.
-            ChiefDiedError: ``on_death`` is "raise", and all processes that have ever taken are dead
-                or have failed (those that have left in order do not count), and no living process
-                has taken or waits to take.
+            ChiefDiedError: ``on_death`` is "raise"; all processes that have ever taken are dead or
+                have failed (except processes that left in order); and no living process has taken
+                or waits to take.
             DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.
@@ -169,8 +169,8 @@ class Stepped(Opened):
 
         Raises:
             asyncio.CancelledError: The task was cancelled.
-            ShmaccError: As for `wait_step`; ResourceExhaustedError: no thread could be started for
-                the wait.
+            ShmaccError: The errors of `wait_step`; also ResourceExhaustedError if no thread could
+                be started for the wait.
         """
         from shmacc._accumulators import coroutines  # it imports asyncio
 

@@ -1,4 +1,4 @@
-"""What takes return: rounds, reduced or as partials."""
+"""The results of takes: rounds, either reduced or as partials."""
 
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -23,7 +23,7 @@ _Record = TypeVar("_Record")
 def _set(record: Any, name: str, value: object) -> None:
     """Allow ``record.values *= 0.1``, which scales the array and then sets it again."""
     before = getattr(record, name, None)
-    # `before` is None, too, if there is no such field.
+    # `before` is also None if there is no such field.
     if before is not value or before is None:
         what_to_do = (
             f": write into the array (`taken.{name}[...] = other`, `taken.{name} *= 0.1`), or give "
@@ -70,10 +70,10 @@ class SparseTaken:
             ``values``.
         row_counts: int64, shape ``(n,)``: for each row, the sum of the weights of the gradients
             that touched it (without weights: their number).
-        count: How many gradients were reduced; for a member: how many of them had it.
+        count: How many gradients were reduced; for a member, how many gradients had it.
         step: The global step that this take closed (a partial: the step it belongs to).
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the round's gradients that named one.
+        contributors: int64, ascending: the contributors that the round's gradients named.
     """
 
     indices: IndexArray
@@ -82,14 +82,14 @@ class SparseTaken:
     row_counts: IndexArray
     count: int
     step: int
-    weight: int = None  # type: ignore[assignment]  # count, if not given
-    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+    weight: int = None  # type: ignore[assignment]  # if not given: count
+    contributors: IndexArray = None  # type: ignore[assignment]  # if not given: nobody
 
     def __post_init__(self) -> None:
         _complete(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
-        """Refuse the conversion: this holds only some rows of an array."""
+        """Refuse the conversion: this object has only some rows of the tensor."""
         raise TypeError(
             f"{type(self).__name__} has rows of a tensor: its rows are .values, their numbers "
             ".indices; to_scipy().toarray() and to_torch().to_dense() make all of the tensor"
@@ -124,8 +124,8 @@ class SparseTaken:
         SciPy has no float16 and no bfloat16: these become float32.
 
         Raises:
-            FailedPreconditionError: The number of rows of the whole tensor was not declared, or
-                its rows are no vectors.
+            FailedPreconditionError: The number of rows of the whole tensor was not declared, or its
+                rows are not vectors.
         """
         from shmacc._values.conversions import scipy  # loads a package
 
@@ -140,24 +140,24 @@ class DenseTaken:
     Attributes:
         value: The round's shape: reduced; in a partial, sums (float32 for the half types, 64 bits
             for integers).
-        count: How many gradients were reduced; for a member: how many of them had it.
+        count: How many gradients were reduced; for a member, how many gradients had it.
         step: The global step that this take closed (a partial: the step it belongs to).
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the round's gradients that named one.
+        contributors: int64, ascending: the contributors that the round's gradients named.
     """
 
     value: ValueArray
     count: int
     step: int
-    weight: int = None  # type: ignore[assignment]  # count, if not given
-    contributors: IndexArray = None  # type: ignore[assignment]  # nobody, if not given
+    weight: int = None  # type: ignore[assignment]  # if not given: count
+    contributors: IndexArray = None  # type: ignore[assignment]  # if not given: nobody
 
     def __post_init__(self) -> None:
         _complete(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> ValueArray:
         """Return the value, for ``np.asarray``."""
-        if copy is None:  # which np.array accepts only since NumPy 2
+        if copy is None:  # np.array accepts None only since NumPy 2
             return np.asarray(self.value, dtype)
         return np.array(self.value, dtype=dtype, copy=copy)
 
@@ -168,7 +168,7 @@ class DenseTaken:
         return torch.tensor(self.value)
 
     def to_jax(self) -> "jax.Array":
-        """Return a JAX array; errors and 64 bits as for `SparseTaken.to_jax`."""
+        """Return a JAX array. `SparseTaken.to_jax` documents errors and numbers of 64 bits."""
         from shmacc._values.conversions import jax  # loads a package
 
         return jax.array(self.value)
@@ -188,13 +188,13 @@ def _complete(taken: SparseTaken | DenseTaken) -> None:
 @_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
 class SparsePartial(SparseTaken, Undivided):
-    """Sums of a sparse accumulator, not divided, to be applied to another one."""
+    """Sums of a sparse accumulator, not divided, which another accumulator can add."""
 
 
 @_keeps_its_arrays
 @dataclass(frozen=True, slots=True, eq=False)
 class DensePartial(DenseTaken, Undivided):
-    """Sums of a dense accumulator, not divided, to be applied to another one."""
+    """Sums of a dense accumulator, not divided, which another accumulator can add."""
 
 
 _Member = TypeVar("_Member", bound=SparseTaken | DenseTaken)
@@ -233,15 +233,15 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
         return len(self._members)
 
     def to_torch(self) -> "dict[str, torch.Tensor]":
-        """Return tensors by member; errors as for a single member."""
+        """Return tensors by member. Errors are those of a single member."""
         return {name: member.to_torch() for name, member in self._members.items()}
 
     def to_jax(self) -> "dict[str, jax.Array | BCOO]":
-        """Return JAX arrays by member; errors as for a single member."""
+        """Return JAX arrays by member. Errors are those of a single member."""
         return {name: member.to_jax() for name, member in self._members.items()}
 
     def to_scipy(self) -> "dict[str, ValueArray | scipy.sparse.csr_array]":
-        """Return SciPy's sparse and NumPy's arrays by member; errors as for a single member."""
+        """Return SciPy's or NumPy's arrays by member. Errors are those of a single member."""
         return {name: member.to_scipy() for name, member in self._members.items()}
 
     def __repr__(self) -> str:
@@ -254,32 +254,32 @@ class _Members(Mapping[str, _Member], Generic[_Member]):
 class GroupTaken(_Members[Any]):
     """The result of a take from a group: a mapping from member to its part of the round.
 
-    The part of a sparse member is a `SparseTaken`, that of a dense member a `DenseTaken`. (For type
-    checkers it is Any, since they cannot know a member's kind by its name.) A member that no
+    The part of a sparse member is a `SparseTaken`, the part of a dense member a `DenseTaken`. (For
+    type checkers it is Any, since they cannot know a member's kind by its name.) A member that no
     gradient had is absent.
 
     Attributes:
         count: How many gradients were reduced.
         step: The global step that this take closed.
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the round's gradients that named one.
+        contributors: int64, ascending: the contributors that the round's gradients named.
     """
 
     __slots__ = ()
 
     def _of_group(self, names: Collection[str], whole: Self | None = None) -> Self:
-        """Note the names of all the group's members; and the round, if this is a part of one."""
+        """Note all names of the group's members; and the `whole` round, if this is a part."""
         self._known, self._whole = names, whole
         return self
 
     def only(self, *names: str) -> Self:
         """Return the same round with these members only, as `Parameters.update` takes it.
 
-        Without names it has no members, and still says of which round it is:
+        Without names, the result has no members, but still identifies the round:
         ``params.update(taken.only(), gradients={...})``.
 
         Args:
-            names: Names of members. One that no gradient of the round had is absent, as before.
+            names: Names of members. A member that no gradient of the round had stays absent.
 
         Raises:
             InvalidArgumentError: The group has no member of such a name.
@@ -287,13 +287,13 @@ class GroupTaken(_Members[Any]):
         return self._part(self._checked(names))
 
     def without(self, *names: str) -> Self:
-        """Return the same round without these members: what is no parameter, such as a loss.
+        """Return the same round without these members, such as a loss, which is no parameter.
 
         Args:
-            names: As for `only`.
+            names: The same as for `only`.
 
         Raises:
-            InvalidArgumentError: As for `only`.
+            InvalidArgumentError: The group has no member of such a name.
         """
         return self._part(self._members.keys() - self._checked(names))
 
@@ -322,7 +322,7 @@ class GroupTaken(_Members[Any]):
 
 
 class GroupPartial(_Members[Any]):
-    """Sums of a group, not divided, to be applied to another one: a mapping from member to partial.
+    """Sums of a group, not divided, which another group can add: a mapping from member to partial.
 
     A member's partial is a `SparsePartial` or a `DensePartial`.
 
@@ -330,7 +330,7 @@ class GroupPartial(_Members[Any]):
         count: How many gradients were added up.
         step: The step that these gradients belong to.
         weight: The sum of these gradients' weights; without weights it equals ``count``.
-        contributors: int64, ascending: the contributors of the gradients that named one.
+        contributors: int64, ascending: the contributors that the gradients named.
     """
 
     __slots__ = ()

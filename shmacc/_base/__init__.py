@@ -1,1 +1,1 @@
-"""What a segment is made of, byte for byte, and what it is called."""
+"""The bytes that a segment consists of, and the names of its files."""

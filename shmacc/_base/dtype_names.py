@@ -2,7 +2,7 @@
 
 from shmacc.errors import DataLossError
 
-# From name to TensorFlow's number and the bytes of an element.
+# Each name leads to TensorFlow's number of the dtype, and the bytes of an element.
 _DTYPES = {
     "float32": (1, 4), "float64": (2, 8), "int32": (3, 4), "uint8": (4, 1), "int16": (5, 2),
     "int8": (6, 1), "complex64": (8, 8), "int64": (9, 8), "qint8": (11, 1), "quint8": (12, 1),
@@ -19,7 +19,7 @@ ITEM_BYTES = dict(_DTYPES.values()) | {BOOL: 1}
 
 
 def unknown(number: int) -> DataLossError:
-    """Return the error for a segment that has an unknown dtype number."""
+    """Return the error for a segment with an unknown dtype number."""
     return DataLossError(
         f"A member has a dtype of number {number}, which this version of shmacc does not have; a "
         "newer one has made it, and reads it"

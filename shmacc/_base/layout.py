@@ -1,6 +1,6 @@
 """The layout of segments, as far as Python needs it: numbers, their names, and sizes.
 
-All values come from the extension, which has them from native/base. The tests'
+All values come from the extension, which defines them in native/base. The tests'
 ``segment_layout.py`` repeats the records on purpose, as an independent check.
 """
 
@@ -26,7 +26,7 @@ DECOUPLED = _core.DECOUPLED
 OPTIMIZER_OPTIONS = _core.OPTIMIZER_OPTIONS
 CONSTRAINTS = _core.CONSTRAINTS
 INITIALS = _core.INITIALS
-"""The kinds of initial rows of tables, by the names of the classes of init.py."""
+"""The kinds of a table's initial rows, by the names of the classes in init.py."""
 MAX_ROWS = _core.MAX_ROWS
 ACTIVITY_NAMES = {number: name for name, number in _core.ACTIVITIES.items()}
 
@@ -47,7 +47,7 @@ class Activity(enum.StrEnum):
 
 
 class Role(enum.StrEnum):
-    """What a process has begun to do in a segment, ever."""
+    """What a process has ever begun to do in a segment."""
 
     APPLIES = "applies"
     TAKES = "takes"
@@ -57,7 +57,7 @@ class Role(enum.StrEnum):
 
 
 def roles_of(bits: int) -> tuple[Role, ...]:
-    """Return the roles that an entry says a process has."""
+    """Return the roles whose bits a process's entry has."""
     return tuple(Role(name) for name, bit in _core.ROLES.items() if bits & bit)
 
 
@@ -65,7 +65,7 @@ UNDER_THE_LOCK = frozenset({Activity.APPLIES, Activity.TAKES})
 UNTIL_A_TAKE = frozenset(
     {Activity.WAITS_FOR_STEP, Activity.WAITS_FOR_ROOM, Activity.WAITS_FOR_ROUND}
 )
-"""The activities of a process that goes on only when another one has taken."""
+"""The activities in which a process waits until another process has taken."""
 
 SUMS = _core.SUMS
 """The types of sums, by NumPy's names."""
@@ -73,9 +73,9 @@ SUM_BYTES = {SUMS[name]: size for name, size in _core.SUM_BYTES.items()}
 """The size of a sum, by the number of its type."""
 
 REGIONS = _core.REGIONS
-"""The numbers of regions in a view of one table. A view counts the regions that all tables share,
-then those of the table's lane, then those of its member. For the first table these are also the
-first regions of the file."""
+"""The numbers of regions in a view of one table. A view first counts the regions that all tables
+share, then the regions of the table's lane, then the regions of its member. For the first table
+these are also the first regions of the file."""
 EVENT_NAMES = {number: name for name, number in _core.EVENTS.items()}
 REGION_SPAN = _core.REGION_SPAN
 """Region ``number`` begins at byte ``number * REGION_SPAN`` of the file."""
@@ -85,7 +85,7 @@ ENTRY_BYTES = {
     "waiters": _core.WAITER_BYTES,
     "departed": _core.DEPARTED_BYTES,
 }
-"""The size of an entry, by the region of its table; tables are reserved in whole pages."""
+"""The size of an entry, by the name of its region. Regions are reserved in whole pages."""
 PAGE_BYTES = _core.PAGE_BYTES
 BUCKET_BYTES = _core.BUCKET_BYTES
 BUCKET_ENTRIES = _core.BUCKET_ENTRIES
@@ -93,4 +93,4 @@ ROW_PLACE_BYTES = _core.ROW_PLACE_BYTES
 STEP_BYTES = 8
 """The size of a row's last step, in a table of parameters."""
 SEMAPHORE_BYTES = _core.SEMAPHORE_BYTES
-"""The size of a semaphore's file. A process that opens a shorter one dies of a bus error."""
+"""The size of a semaphore's file. A process that opens a shorter file dies of a bus error."""

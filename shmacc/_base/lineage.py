@@ -1,4 +1,4 @@
-"""The name of the last update that a copy of parameters has, and what is known of a copy."""
+"""The lineage of a copy of parameters, which names its last update, and facts about a copy."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ class Lineage(NamedTuple):
     """The name of the last update in a copy, which also has all earlier updates.
 
     Attributes:
-        term: The term of the owner that has named the update; 0: it is no copy, or was changed by
-            something else.
+        term: The term of the owner that has named the update; 0: the parameters are no copy, or
+            something other than an owner's update has changed them.
         number: A number that this owner gave to no other update.
-        digest: A digest of all that the updates have changed; each NaN counts as the same number.
+        digest: A digest of all changes by the updates. All NaNs count as the same number.
     """
 
     term: int
@@ -19,7 +19,7 @@ class Lineage(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """What is known of a copy.
+    """The facts about a copy of parameters.
 
     Attributes:
         lineage: Its lineage.
@@ -34,4 +34,4 @@ class Copy(NamedTuple):
 
 
 NO_COPY = Copy(Lineage(0, 0), 0, 0)
-"""What is known of a host that has no copy yet."""
+"""The facts about a host that has no copy yet."""

@@ -10,10 +10,10 @@
                                        never meets an old semaphore
 =====================================  ===================================================
 
-Of NAME, letters, digits, ``.``, ``_`` and ``-`` are written as they are (in ASCII), and any other
-character as its bytes of UTF-8, ``%3A`` for a colon. This is one-to-one: a ``%`` is always written
-``%25``, hexadecimal digits are capitals, and a file whose name is not the written form of any name
-is none of this library's, but for a run's record. So no program's own name can be that of a record.
+In NAME, ASCII letters, digits, ``.``, ``_`` and ``-`` are written as they are. Any other character
+is written as its bytes of UTF-8, a colon as ``%3A``. Names and written forms are one-to-one: ``%``
+is always written ``%25``, and hexadecimal digits are capitals. Except for a run's record, a file of
+this library always has the written form of a name. So no user's name can be the name of a record.
 The segment contains NAME in its written form, too.
 
 Neither NAMESPACE nor a written NAME has a colon, so the names parse unambiguously. The system's
@@ -45,7 +45,7 @@ _NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_NAMESPACE}}}", re.ASCII)
 _SEGMENT_FILE = re.compile(
     r"shmacc\.(?:([A-Za-z0-9._-]+):)?([A-Za-z0-9._%-]+)(~[0-9a-f]{16})?", re.ASCII
 )
-_RUN = "%run"  # the written form of no name
+_RUN = "%run"  # no name has this written form
 _SEMAPHORE_FILE = re.compile(r"sem\.(shmacc\.[A-Za-z0-9._%~:-]+)\.([0-9a-f]{16})", re.ASCII)
 
 
@@ -56,7 +56,7 @@ class SegmentName:
     Attributes:
         system_name: The file's name, which starts with ``shmacc.``.
         namespace: The value of ``SHMACC_NAMESPACE`` when the segment was made; None without one.
-        shared_name: The accumulator's name (for a very long name: its head and a hash).
+        shared_name: The accumulator's name; for a very long name, its head and a hash.
     """
 
     system_name: str
@@ -70,7 +70,7 @@ class SegmentName:
 
     @property
     def is_of_run(self) -> bool:
-        """Whether it is a run's record."""
+        """Whether the segment is a run's record."""
         return self.system_name.endswith(f":{_RUN}")
 
     @property
@@ -80,7 +80,7 @@ class SegmentName:
 
     @property
     def is_cut(self) -> bool:
-        """Whether `shared_name` is a head and a hash."""
+        """Whether `shared_name` is only a long name's head and a hash."""
         return "~" in self.system_name  # a name's own "~" is written %7E
 
 
@@ -117,7 +117,7 @@ def written(shared_name: str) -> str:
     """Return a name as it is written in ``/dev/shm``.
 
     Raises:
-        UnicodeEncodeError: The text has lone surrogates, which UTF-8 has not.
+        UnicodeEncodeError: The text has lone surrogates, which UTF-8 cannot encode.
     """
     return _OTHER_CHARACTERS.sub(
         lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), shared_name
@@ -125,7 +125,7 @@ def written(shared_name: str) -> str:
 
 
 def given(written_name: str) -> str | None:
-    """Return the name that has this written form; None: no name has it."""
+    """Return the name that has this written form; None if no name has it."""
     try:
         name = _ESCAPE.sub(
             lambda match: bytes.fromhex(match[1].decode()), written_name.encode()
@@ -136,7 +136,7 @@ def given(written_name: str) -> str | None:
 
 
 def name_made_as(written_name: str) -> str:
-    """Return the name whose written form a segment holds; of a damaged segment, what it holds."""
+    """Return the name of this written form; if a damaged segment holds other text, the text."""
     return given(written_name) or written_name
 
 
@@ -149,7 +149,7 @@ def segment_name(shared_name: object) -> SegmentName:
     """
     text = ""
     if isinstance(shared_name, str) and "\0" not in shared_name:
-        # In an f-string, an enum's name may be another text.
+        # str.__str__, since an f-string may show an enum's name differently.
         with contextlib.suppress(UnicodeEncodeError):
             text = written(str.__str__(shared_name))
     if not 1 <= len(text) <= _LONGEST_WRITTEN:
@@ -162,14 +162,14 @@ def segment_name(shared_name: object) -> SegmentName:
 
 
 def name_under(namespace: str | None, written_name: str) -> SegmentName:
-    """Return the segment's name for a name's written form in a namespace, both unchecked."""
+    """Return the segment's name for a written name in a namespace. Nothing is checked."""
     stem = f"{namespace}:{written_name}" if namespace else written_name
     if len(stem) > _LONGEST_STEM:
         import hashlib  # rarely needed, and slow to import
 
         digest = hashlib.blake2b(stem.encode(), digest_size=_HASH_DIGITS // 2).hexdigest()
         head = stem[: _LONGEST_STEM - _HASH_DIGITS - 1]
-        while given(head[head.rfind(":") + 1 :]) is None:  # cut within a character
+        while given(head[head.rfind(":") + 1 :]) is None:  # the cut was within a character
             head = head[:-1]
         stem = f"{head}~{digest}"
     return SegmentName(PREFIX + stem, namespace, name_made_as(written_name))
@@ -186,7 +186,7 @@ def generated_name() -> str:
 
 
 def parse_segment_file(file_name: str) -> SegmentName | None:
-    """Return the parts of a segment's file name; None if it is not one of this library's."""
+    """Return the parts of a segment's file name; None if it is not a name of this library."""
     match = _SEGMENT_FILE.fullmatch(file_name)
     if match is None:
         return None
@@ -213,9 +213,9 @@ def semaphore_path(system_name: str, token: int) -> str:
 
 
 def files_in(namespace: str | None) -> tuple[str, ...]:
-    """Return the files of segments and semaphores in a namespace, sorted; None: all files.
+    """Return the files of segments and semaphores in a namespace (None: anywhere), sorted.
 
-    The namespaces of runs that were started in it, ``NAMESPACE.RUN``, are in it.
+    The files of runs that were started in it have the namespaces ``NAMESPACE.RUN``, and count too.
     """
     found = []
     for file_name in sorted(os.listdir(SHM_DIRECTORY)):
@@ -227,12 +227,12 @@ def files_in(namespace: str | None) -> tuple[str, ...]:
 
 
 def is_in(outer: str, namespace: str | None) -> bool:
-    """Whether a namespace is this one, or its name says that it is one inside it."""
+    """Return whether `namespace` is `outer`, or by its name lies inside `outer`."""
     return f"{namespace}.".startswith(f"{outer}.")
 
 
 def parse_semaphore_file(file_name: str) -> tuple[SegmentName, int] | None:
-    """Return the segment's name and token from a semaphore's file name; None if not ours."""
+    """Return the segment's name and token from a semaphore's file name; None if it is another's."""
     match = _SEMAPHORE_FILE.fullmatch(file_name)
     name = parse_segment_file(match[1]) if match else None
     return (name, int(match[2], 16)) if match and name else None

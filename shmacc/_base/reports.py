@@ -1,9 +1,9 @@
-"""What passes to and from the extension: the keys and types of its dicts (description.hpp).
+"""The data that Python and the extension exchange: keys and types of dicts (description.hpp).
 
 A handle belongs to a process that has the segment attached; a view looks at a segment from outside.
-A lane has a part of each member; the contributors count as one more member, after the others.
-Times are nanoseconds since the epoch. Kinds, dtypes, reductions, activities and types of sums are
-given as numbers.
+A lane has a part of each member. The contributors count as one more member, the last. Times are
+nanoseconds since the epoch. Kinds, dtypes, reductions, activities and types of sums are given as
+numbers.
 """
 
 from typing import TYPE_CHECKING, TypedDict
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # inspection needs no NumPy
 
 Terms = tuple[int, int, "int | IndexArray | None", float | None]
 """What every apply passes to the extension: count, weight, contributors (a number, a partial's
-array, or None), timeout in seconds. No NamedTuple: to make one takes a tenth of a small apply."""
+array, or None), timeout in seconds. No NamedTuple: making one takes a tenth of a small apply."""
 
 
 class MemberConfig(TypedDict):
@@ -50,7 +50,7 @@ class Config(TypedDict):
 
 
 class LaneMemberConfig(Config):
-    """A view's report: the segment's configuration, and that of the member that is viewed."""
+    """A view's report: the configuration of the segment, and of the viewed member."""
 
     member: str
     member_kind: int
@@ -61,7 +61,7 @@ class LaneMemberConfig(Config):
 
 
 class RoundHolder(TypedDict):
-    """The process that has a round open, by its entry in the list of processes."""
+    """The process that has a round open. `participant` is its entry in the list of processes."""
 
     participant: int
     token: int
@@ -71,7 +71,7 @@ class RoundHolder(TypedDict):
 class Update(TypedDict):
     """The update of parameters that has made a round final."""
 
-    is_in: bool  # whether the parameters have the whole update; else it has only begun
+    is_in: bool  # whether the update is complete; else it has only begun
     pid: int
     since_ns: int
 
@@ -89,12 +89,12 @@ class Totals(TypedDict):
     all_rows: int
     counters: dict[str, int]  # by their names in Stats
     round: RoundHolder | None
-    belongs_to: int  # the token of the parameters that the rounds update; 0: not known yet
+    belongs_to: int  # the token of the parameters that rounds update; 0: not known yet
     update: Update | None
 
 
 class State(Totals):
-    """The totals, with counts of the living processes."""
+    """The totals, and facts about the living processes."""
 
     round_pid: int  # 0: no living process has a round open
     waiting: int
@@ -104,14 +104,14 @@ class State(Totals):
 class TableById(TypedDict):
     """The state of a table of parameters, which has rows by id."""
 
-    slots: int  # places that were ever given to an id
+    slots: int  # the places that ids have ever had
     rows: int
     removed: int  # rows removed since the table was made
     generation: int  # the generation of its lane
 
 
 class LaneMember(TypedDict):
-    """The committed state of a part; counts and rows are those of the open round."""
+    """The committed state of a lane's part of a member. Counts and rows are of the open round."""
 
     lane: int
     member: int
@@ -129,24 +129,24 @@ class LaneMember(TypedDict):
 
 
 class Compared(TypedDict):
-    """Rows of a table, compared with the index that leads to them."""
+    """The result of comparing the rows of a table with its index."""
 
-    rows: int  # how many the table had
-    compared: int  # those that still were its rows when they were copied
-    changed: int  # places that others may have been in
-    committed: bool  # whether there was a commit meanwhile
+    rows: int  # the number of rows in the table
+    compared: int  # rows that were still in the table when they were copied
+    changed: int  # places that may have been given to other rows
+    committed: bool  # whether there was a commit during the comparison
     in_operation: bool  # whether an operation was running, or interrupted, afterwards
     lost: int  # rows that a search of the index does not find
     twice: bool  # whether a row stands in two places
     lowest: int
     highest: int
-    least_count: int  # fewest and most gradients of a row; not for tables of parameters
+    least_count: int  # fewest gradients of a row; not for tables of parameters
     most_count: int
     possible: int  # weight of all gradients
 
 
 class LaneMemberState(Totals, LaneMember):
-    """The state that a view reports, of the segment and of the viewed part."""
+    """The state that a view reports: of the segment, and of the viewed part."""
 
     leftovers: int
     in_operation: bool
@@ -156,7 +156,7 @@ class LaneMemberState(Totals, LaneMember):
 
 
 class ObservedState(LaneMemberState, State):
-    """A view's state, with the living processes as an inspecting process sees them."""
+    """A view's state, with facts about the living processes as the inspecting process sees them."""
 
 
 class Participant(TypedDict):
@@ -183,13 +183,13 @@ class Participant(TypedDict):
 
 
 class Pace(TypedDict):
-    """How the time of rounds was spent, and for whom they waited (pace.hpp)."""
+    """How rounds spent their time, and for whom they waited (pace.hpp)."""
 
     waiting_ns: int
     block_ns: int
     between_ns: int
     late: list[tuple[int, int, int]]  # contributor, or -pid; rounds; nanoseconds
-    unchecked: tuple[int, int, int]  # gradients; their steps in all; most steps of one
+    unchecked: tuple[int, int, int]  # gradients, the sum of their steps, the most steps
 
 
 class Departed(TypedDict):
@@ -199,7 +199,7 @@ class Departed(TypedDict):
     pid: int  # in its own pid namespace
     pid_namespace: int
     attached: bool
-    died: bool  # else it has failed
+    died: bool  # False: it has failed
     reason: str  # why it has failed; "": not known
     news: bool  # whether the next wait with on_death="raise" will report it
     applied: int
@@ -231,5 +231,5 @@ class Event(TypedDict):
     at_ns: int
     step: int
     contributor: int
-    roles: int  # of the process, until then
+    roles: int  # of the process, up to the event
     reason: str  # why a process failed; else ""

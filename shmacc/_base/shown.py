@@ -4,7 +4,7 @@ _MOST = 250  # characters; a name that is just too long is shown whole
 
 
 def shown(given: object) -> str:
-    """Return a value as Python writes it, but ``1.5`` for ``np.float64(1.5)``; long text is cut."""
+    """Return the repr of a value, but ``1.5`` for ``np.float64(1.5)``. Long text is cut."""
     plain = _plain(given)
     # `item` leaves NumPy's long doubles as they are. Their repr names the class, str does not.
     text = str(plain) if hasattr(plain, "item") and _is_number(plain) else repr(plain)
@@ -12,7 +12,7 @@ def shown(given: object) -> str:
 
 
 def _plain(given: object) -> object:
-    # np.str_, and enums of strings, have a repr of their own.
+    # np.str_ and enums of strings would show their class.
     if isinstance(given, str):
         return str.__str__(given)
     if hasattr(given, "item") and _is_number(given):

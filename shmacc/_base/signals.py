@@ -1,8 +1,8 @@
 """Lets exceptions of signal handlers pass through a call unchanged.
 
-Python runs a handler in whatever function is running, ours or one that a conversion calls. So the
-handler's exception looks like that function's, and would be reported as an error of the argument.
-The same holds for the exception after a write to a read-only array (native/python/write_guard.hpp),
+Python runs a handler in whatever function is running, ours or a function that a conversion calls.
+So the handler's exception looks like that function's, and would be reported as a bad argument. The
+same is true of the exception after a write to a read-only array (native/python/write_guard.hpp),
 which has an attribute ``_interrupts``.
 """
 
@@ -13,8 +13,8 @@ from types import FrameType
 def pass_on(error: BaseException) -> None:
     """Re-raise an exception of a signal handler; call this in an ``except`` clause.
 
-    Python passes a handler the frame that it interrupted. So an exception is a handler's if it
-    left a function that had its caller's frame as an argument.
+    Python passes to a handler the frame that was interrupted. So an exception comes from a handler
+    if it left a function that has its caller's frame as an argument.
     """
     if getattr(error, "_interrupts", False):
         raise error

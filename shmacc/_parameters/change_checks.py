@@ -19,11 +19,11 @@ from shmacc.errors import InvalidArgumentError, ResourceExhaustedError, ShmaccEr
 
 
 class Asked(NamedTuple):
-    """What an update is asked for besides its round, by array or table.
+    """The changes that an update makes besides the round's gradients, by array or table.
 
     Attributes:
         values: New contents.
-        gradients: Gradients in place of the round's.
+        gradients: Gradients that replace the round's.
         remove: Ids whose rows are removed.
         forget: Rows whose last update is more than this number of steps old are removed.
     """
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def checked(cls, **given: object) -> Self:
-        """Return what was given, None for nothing; InvalidArgumentError if one is no mapping."""
+        """Return what was given, without None; InvalidArgumentError if a value is no mapping."""
         for name, value in given.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidArgumentError(
@@ -52,8 +52,8 @@ class ArrayChange(NamedTuple):
         number: The number of the array.
         rate: The learning rate, if the values are gradients; None: they are new contents.
         rows: The rows to change, ascending; None: all.
-        values: The bytes of the values, in C order. For a restored array, of each of its regions.
-        corrections: Adam's two corrections of the bias; None: by the array's number of updates.
+        values: The bytes of the values, in C order. For a restored array: of each region.
+        corrections: Adam's two bias corrections; None: computed from the array's number of updates.
     """
 
     number: int
@@ -68,15 +68,15 @@ class TableChange(NamedTuple):
 
     Attributes:
         number: The number of the table.
-        rate: As for an array.
+        rate: The same as for an array.
         ids: The ids of the rows to change.
-        values: The bytes of these rows, in C order; of a restored table with the optimizer's slots.
-        removed: Ids whose rows are removed after the other changes; None: all not in `ids`.
+        values: The bytes of these rows, in C order; a restored table's rows include slots.
+        removed: Ids whose rows are removed after the other changes; None: all ids but `ids`.
         steps: The last steps of the rows; None: the round's step.
-        updated_before: Rows whose last step is below this are removed, too, if they are neither in
-            `ids` nor in `kept`; None: none.
+        updated_before: Rows whose last step is below this are removed, too, unless `ids` or `kept`
+            has them; None: no such rows are removed.
         kept: Ids that `updated_before` does not remove.
-        corrections: As for an array.
+        corrections: The same as for an array.
     """
 
     number: int
@@ -94,7 +94,7 @@ Change = ArrayChange | TableChange
 
 
 def learning_rate(array: ParameterMember, rate: float | None) -> float:
-    """Return this rate, or if it is None the rate of the array's optimizer.
+    """Return this rate; if it is None, return the rate of the array's optimizer.
 
     Raises:
         InvalidArgumentError: The array has no optimizer, or its dtype cannot represent the rate.
@@ -113,15 +113,15 @@ def learning_rate(array: ParameterMember, rate: float | None) -> float:
 
 
 def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
-    """Return a gradient that the chief gives, checked and converted as an apply's.
+    """Check and convert a gradient that the chief gives, as an apply does, and return it.
 
-    Rows that are given several times are added up, in their order.
+    If a row is given several times, its values are added up, in their order.
 
     Raises:
         InvalidArgumentError: The gradient does not fit the array, or the array has no optimizer.
         ResourceExhaustedError: There is no memory for the conversion.
     """
-    # This check is first: without an optimizer no gradient is right, whatever its shape.
+    # Check this first: if there is no optimizer, a message about the shape would mislead.
     learning_rate(array, None)
     rows = isinstance(array, ParameterTable) or foreign.is_rows(given)
     shape = (None, *array.shape) if isinstance(array, ParameterTable) else array.shape
@@ -152,7 +152,7 @@ def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
 def ascending(
     rows: IndexArray, values: ValueArray, repeated_text: str
 ) -> tuple[IndexArray, ValueArray]:
-    """Return rows and values in ascending order; InvalidArgumentError if a row is there twice."""
+    """Return rows and values in ascending order; InvalidArgumentError if a row occurs twice."""
     if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
         order = np.argsort(rows, kind="stable")
         rows, values = rows[order], np.ascontiguousarray(values[order])
@@ -177,7 +177,7 @@ def owned(given: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def _own(values: ValueArray, what: str) -> ValueArray:
-    """Return values or a copy: the caller's may be views of the arrays that the update changes."""
+    """Return the values; copy a view, perhaps of arrays that the update changes."""
     try:
         return values if values.flags.owndata else values.copy()
     except MemoryError as error:
@@ -186,7 +186,7 @@ def _own(values: ValueArray, what: str) -> ValueArray:
 
 
 def rows_like(values: ValueArray, shape: tuple[int, ...]) -> ValueArray:
-    """Return the values; ``[]`` in place of no rows gets the shape, as in a gradient."""
+    """Return the values. As in a gradient, ``[]`` may stand for no rows, and gets the shape."""
     return values.reshape(shape) if not shape[0] and values.shape == (0,) else values
 
 

@@ -18,9 +18,9 @@ class OpenRound(NamedTuple):
     """An open round, and the gradients that an update takes from it.
 
     Attributes:
-        step: Its step.
+        step: The round's step.
         means: The gradients, by array.
-        members: All its members, also those that `means` leaves out.
+        members: All members of the round, even if `means` leaves them out.
     """
 
     step: int
@@ -37,7 +37,7 @@ class Block(Protocol):
 
     @property
     def taken(self) -> Any:
-        """The round; has a `step`."""
+        """The round, which has a `step`."""
 
 
 _Block = TypeVar("_Block", bound=Block)
@@ -46,19 +46,19 @@ _Block = TypeVar("_Block", bound=Block)
 def round_of(
     taken: Any, names: Collection[str], blocks: Iterable[_Block]
 ) -> tuple[_Block, OpenRound]:
-    """Return the open round that `taken` comes from, and the block that holds it open.
+    """Find the open round that `taken` comes from. Return its block, and the round.
 
     Args:
-        taken: The value of the round's block; or a mapping to parts of it. Members that a mapping
-            leaves out have no mean for an array, but are the round's.
+        taken: The value of the round's block; or a mapping to parts of the value. Members that the
+            mapping leaves out update no array, but still belong to the round.
         names: The names of all arrays and tables.
         blocks: The blocks that this process has open.
 
     Raises:
         InvalidArgumentError: The round is a single accumulator's, and there are several arrays.
-        FailedPreconditionError: The result is not of a round that this process has open.
+        FailedPreconditionError: `taken` does not come from a round that this process has open.
     """
-    # Read `given` only once: it is None as soon as another thread ends its round.
+    # Read `given` only once: it becomes None when another thread ends the round.
     all_given = [(block, block.given) for block in blocks]
     rounds = [(block, given) for block, given in all_given if given is not None]
     whole = taken._round if isinstance(taken, GroupTaken) else taken  # noqa: SLF001
@@ -108,8 +108,8 @@ def of_update(
     Args:
         own: The arrays and tables.
         found: The round.
-        asked: What takes the place of its gradients, and what is removed.
-        rates: Learning rates, by array. Other arrays use their optimizers' own, checked before.
+        asked: What replaces the round's gradients, and what is removed.
+        rates: Learning rates, by array. Other arrays use their optimizer's rate, which was checked.
 
     Raises:
         InvalidArgumentError: A gradient or contents do not fit their array, or there is no such
@@ -204,7 +204,7 @@ def _contents(array: ParameterArray, given: Any) -> ArrayChange:
 
 
 def _check_rows(array: ParameterArray, rows: IndexArray) -> None:
-    """Raise InvalidArgumentError if one of these ascending row numbers is not in the array."""
+    """Raise InvalidArgumentError unless all row numbers, which ascend, are in the array."""
     if len(rows) and not 0 <= rows[0] <= rows[-1] < array.shape[0]:
         wrong = rows[0] if rows[0] < 0 else rows[-1]
         raise InvalidArgumentError(
@@ -220,7 +220,7 @@ def _table_change(
     Args:
         table: The table.
         taken: The gradient; None: there is none.
-        asked: New rows, ``(ids, rows)``, in place of the gradient; what is removed and forgotten.
+        asked: New rows, ``(ids, rows)``, which replace the gradient; ids to remove and forget.
         rate: The learning rate; None: the optimizer's own.
         found: The round, whose rows are not forgotten.
 

@@ -30,13 +30,13 @@ def save(
     """Write the states of accumulators and parameters into one ``.npz`` file.
 
     The file gets all of its new content, or stays as it was: a new file is written and flushed to
-    the disk, and then replaces the old one, with its permissions. A process that is killed between
-    the two may leave a hidden file beside it, ``.NAME.shmacc-save``, which the next call that
-    replaces the file removes. (On file systems without nameless files, such as NFS, or if another
-    program has locked the folder, it is called ``.NAME.`` and eight digits, and stays.)
+    the disk, and then replaces the old one, with its permissions. A process that is killed in
+    between may leave a hidden file beside it, ``.NAME.shmacc-save``. The next call that replaces
+    the file removes it. (On file systems without nameless files, such as NFS, or if another program
+    has locked the folder, its name is ``.NAME.`` and eight digits, and it stays.)
 
-    In the block of a round the states are those before the round; after `Parameters.update` they
-    are those after the round.
+    In the block of a round, the states are from before the round; after `Parameters.update`, they
+    are from after the round.
 
     Args:
         path: The file. A symbolic link is followed.
@@ -68,9 +68,9 @@ def load(
     """Restore all states of a file that `save` has written, or none.
 
     Everything is checked first. Then all objects are replaced as one, with the locks of all of them
-    held; no exception can interrupt this, not even a signal handler's. Gradients that workers have
-    computed before are dropped, whatever their step (`restore` of an accumulator says when a worker
-    counts again).
+    held; no exception can interrupt this, not even a signal handler's. Gradients that workers
+    computed before the load are dropped, whatever their step. (An accumulator's `restore` says when
+    a worker's gradients count again.)
 
     Only a process that is killed can leave a load half done. The parameters are then marked:
     `Parameters.update`, `skip` and `save` raise FailedPreconditionError until any process loads the
@@ -84,7 +84,7 @@ def load(
     Raises:
         InvalidArgumentError: The file has other names, or states of other objects; or two names
             lead to the same segment.
-        DataLossError: The file is not one of `save`, or is damaged.
+        DataLossError: The file was not written by `save`, or is damaged.
         DeadlineExceededError: The timeout passed. Nothing was changed.
         ResourceExhaustedError: Shared memory, or this process's memory, is full.
         OSError: Reading failed.
@@ -96,7 +96,7 @@ def load(
         raise InvalidArgumentError(
             f"{os.fspath(path)} has {_listed(states)}; asked for: {_listed(what)}"
         )
-    # All states are checked before the first object is changed.
+    # `_to_load` checks its state: so all are checked before the first object is changed.
     to_load = {name: one._to_load(states[name]) for name, one in what.items()}  # noqa: SLF001
     parameters = [to_load[name] for name, one in what.items() if isinstance(one, Parameters)]
     accumulators = [to_load[name] for name, one in what.items() if isinstance(one, Accumulator)]
@@ -162,7 +162,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
             for name, one in what.items()
             if isinstance(one, Accumulator)
         }
-        # Each state shows one instant; they belong together only if nothing ended in between.
+        # Each state is of one instant. They belong together only if no round ended in between.
         if ages == [_age(one) for one in what.values()]:
             break
     else:
@@ -172,8 +172,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
     steps = {what[name]._token: int(states[name]["step"]) for name in what.keys() - rounds.keys()}  # noqa: SLF001
     for name, seen in rounds.items():
         update, step = seen["update"], int(states[name]["step"])
-        # The round's gradients are in the parameters already: after a load they must not come
-        # twice.
+        # The parameters already have this round's gradients: a load must not bring them again.
         if update and (update["is_in"] or steps.get(seen["belongs_to"]) == step + 1):
             states[name] = saved_state.emptied(states[name], step + 1)
     return states
@@ -196,7 +195,7 @@ def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
         _archive(opened) as file,
     ):
         for key in file.files:
-            # A name may have slashes, a state's keys have none.
+            # A name may have slashes, but a key of a state has none.
             name, _, of_state = key.rpartition("/")
             if not name:
                 raise ValueError(f"it has {shown(key)}, which is no name and key of a state")
@@ -207,5 +206,5 @@ def _read(path: Path) -> dict[str, dict[str, ValueArray]]:
 def _archive(opened: BinaryIO) -> np.lib.npyio.NpzFile:
     file = np.load(opened, allow_pickle=False)
     if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError("it is one array (.npy)")  # noqa: TRY004  a damaged file, no argument
+        raise ValueError("it is one array (.npy)")  # noqa: TRY004  the file is damaged, no argument
     return file

@@ -1,8 +1,8 @@
-"""Parameters that are one copy of several, on several hosts: all get the same updates, in order.
+"""Copies of the same parameters on several hosts: all copies get the same updates, in order.
 
-No host has a round of its own. So an update is prepared once, sent to all hosts, and made in each
-copy. The commit that makes an update also names it in the copy (its lineage). So each copy makes an
-update once, however often it is asked for, and only if its last update is the update's parent.
+Rounds span all hosts. So an update is prepared once, sent to all hosts, and made in each copy. The
+commit of an update also stores the update's lineage in the copy. So each copy makes an update only
+once, even if asked repeatedly, and only if its last update is the update's parent.
 """
 
 import math
@@ -28,9 +28,9 @@ class Update(NamedTuple):
     """An update that any copy of these parameters can make; it pickles.
 
     Attributes:
-        step: The step of its round.
-        changes: The changes, with learning rates and corrections of the bias: the results are the
-            same to the bit on every host.
+        step: The step of the update's round.
+        changes: The changes. They contain learning rates and bias corrections, so that every host
+            gets the same results to the bit.
     """
 
     step: int
@@ -49,8 +49,8 @@ class Recipe(NamedTuple):
     """What the parameters of another host need to be made like these; it pickles.
 
     Attributes:
-        contents: From name to a spec, or to zeros.
-        optimizers: From name to optimizer.
+        contents: A mapping from name to a spec, or to zeros.
+        optimizers: A mapping from name to optimizer.
     """
 
     contents: dict[str, Any]
@@ -76,17 +76,17 @@ def open_copy(
 ) -> Parameters:
     """Attach to a host's copy, or make one for `replace`.
 
-    A new one has the arrays and slots of the state at once: if this process dies before `replace`,
-    whoever finds the copy finds no zeros in their place. It has no rows of tables yet.
+    A new copy has the arrays and slots of the state at once: if this process dies before `replace`,
+    other processes find no zeros there. It has no rows of tables yet.
 
     Args:
-        recipe: The properties of the copy, as from `recipe`.
+        recipe: The properties of the copy; a result of `recipe`.
         shared_name: The copy's name.
-        options: As for `Parameters`.
-        state: As for `replace`; None: a new one has zeros.
+        options: The same as for `Parameters`.
+        state: The same as for `replace`; None: a new copy has zeros.
 
     Raises:
-        As for `Parameters`.
+        The errors of `Parameters`.
     """
     new = new_members(recipe.contents)
     asked = tuple(each.parameter(number, recipe.optimizers) for number, each in enumerate(new))
@@ -101,13 +101,13 @@ def open_copy(
             for each in states.of_state(asked, state)[0]
         ]
 
-    params = Parameters.__new__(Parameters)  # its constructor takes patterns, and not names
+    params = Parameters.__new__(Parameters)  # its constructor takes patterns, not names
     params._open(asked, shared_name, options, own=False, contents=contents)  # noqa: SLF001
     return params
 
 
 def look(params: Parameters, timeout: float | None = None) -> Copy:
-    """Return what is known of a copy. Waits for a running update, and undoes a dead process's.
+    """Wait for a running update, undo a dead process's half update, and return a copy's facts.
 
     Raises:
         DeadlineExceededError: The timeout passed.
@@ -118,7 +118,7 @@ def look(params: Parameters, timeout: float | None = None) -> Copy:
 
 
 def is_removed(params: Parameters) -> bool:
-    """Return whether a copy has lost its name: no other process can attach to it."""
+    """Return whether a copy has lost its name, so that no other process can attach to it."""
     return _opened(params)[0].unlinked or not os.path.lexists(params._segment_name.path)  # noqa: SLF001
 
 
@@ -132,19 +132,19 @@ def prepare(
     *,
     members: Mapping[str, Any] | None = None,
 ) -> Update:
-    """Return the update that a round's means make, checked as `Parameters.update` does.
+    """Check a round's means as `Parameters.update` does, and return the update that they make.
 
     Args:
         params: The copy from which the chief trains.
         means: The round's means, by array.
         step: The round's step.
-        asked: What else the update is asked for.
-        rates: Learning rates, by array. Other arrays use their optimizers' own.
+        asked: What the update is to change besides.
+        rates: Learning rates, by array. Other arrays use their optimizer's rate.
         timeout: Seconds to wait for the copy's lock; None: for ever.
-        members: All the round's members; None: those of `means`.
+        members: All members of the round; None: the members of `means`.
 
     Raises:
-        InvalidArgumentError: As for `Parameters.update`.
+        InvalidArgumentError: The means or `asked` do not fit, as in `Parameters.update`.
         DeadlineExceededError: The timeout passed.
     """
     handle, own = _opened(params)
@@ -170,7 +170,7 @@ def make(
     begun: int = 0,
     only_check: bool = False,
 ) -> tuple[bool, Lineage]:
-    """Make an update in a copy. Atomic, as every update is.
+    """Make an update in a copy. This is atomic, like every update.
 
     Args:
         params: The copy.
@@ -178,12 +178,12 @@ def make(
         lineage: The update's term and number.
         parent: The lineage that the copy must have.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
-        begun: The step that the copy's accumulator must reach before its gradients count; at least
-            the step after the update's.
-        only_check: Whether the update is only checked: it fits, and there is memory for it.
+        begun: The step that the copy's accumulator must reach before its gradients count; always at
+            least the step after the update's step.
+        only_check: Whether only to check that the update fits, and that there is memory for it.
 
     Returns:
-        Whether the update was made now, or was there already; and the copy's lineage.
+        True if the update was made now, False if it was there already; and the copy's lineage.
 
     Raises:
         FailedPreconditionError: The copy has another lineage, or is half loaded.
@@ -201,21 +201,21 @@ def make(
 
 
 def state(params: Parameters, timeout: float | None = None) -> tuple[Copy, dict[str, ValueArray]]:
-    """Return a copy's state, for `replace`, with what is known of the copy at that instant.
+    """Return the facts about a copy, and its state at the same instant, for `replace`.
 
     Raises:
         DeadlineExceededError: The timeout passed.
-        ResourceExhaustedError: This process has no memory for it.
+        ResourceExhaustedError: This process has no memory for the state.
     """
     saved, known = states.to_state(*_opened(params), timeout)
     return _copy(known, int(saved["step"])), saved
 
 
 def check(params: Parameters, state: Mapping[str, ValueArray]) -> None:
-    """Check that a state is one of these parameters.
+    """Check that a state is one of these parameters' states.
 
     Raises:
-        InvalidArgumentError: The value is no state, or that of other parameters.
+        InvalidArgumentError: The value is no state, or other parameters' state.
     """
     states.of_state(_opened(params)[1], state)
 
@@ -230,22 +230,22 @@ def replace(
     *,
     only_check: bool = False,
 ) -> bool:
-    """Replace all of a copy by another one's state, or by a checkpoint's. Atomic.
+    """Replace all of a copy by the state of another copy or a checkpoint. This is atomic.
 
     Args:
         params: The copy; it may have any lineage, and may be half loaded.
         state: A result of `state`, or of `Parameters.state`.
         lineage: The lineage of the copy afterwards.
         begun: The step that the copy's accumulator must reach before its gradients count.
-        step: The parameters' step; None: the state's.
+        step: The parameters' step; None: the state's step.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
-        only_check: As for `make`.
+        only_check: Whether only to check that the state fits, and that there is memory for it.
 
     Returns:
-        False: the copy has this lineage already, and nothing was changed.
+        False if the copy already has this lineage, so that nothing was changed.
 
     Raises:
-        InvalidArgumentError: The value is no state, or that of other parameters.
+        InvalidArgumentError: The value is no state, or other parameters' state.
         ResourceExhaustedError: Shared memory is full. Nothing was changed.
         DeadlineExceededError: The timeout passed. Nothing was changed.
     """
@@ -268,9 +268,9 @@ def _copy(known: tuple[int, int, int, int], step: int) -> Copy:
 
 
 def _corrections(optimizer: optim.Optimizer | None, updates: int) -> tuple[float, float] | None:
-    """Return Adam's corrections of the bias after so many updates, by the C library of this host.
+    """Return Adam's bias corrections after `updates` updates, by this host's C library.
 
-    Raising to a power is not the same to the bit on every processor.
+    On another processor, ``pow`` may return another last bit.
     """
     if not isinstance(optimizer, optim.Adam):
         return None

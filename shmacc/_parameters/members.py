@@ -1,4 +1,4 @@
-"""The members of shared arrays and of parameters: those of a segment, or of a new one."""
+"""The members of shared arrays and parameters, in an existing or a new segment."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from shmacc._values.dtypes import DType
 from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import DataLossError, InvalidArgumentError
 
-# Accumulators have no bools: nothing reads the type of its sums.
+# Accumulators have no bools, so nothing reads this type of sums.
 BOOL = DType(
     "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
 )
@@ -54,7 +54,7 @@ class ParameterMember(MemberSpec):
     def described_optimizer(self) -> str:
         """Return the optimizer's description in a saved state.
 
-        Options that are off are left out, so a state is restored though an option came after it.
+        Options that are off are left out. So states of versions without an option still fit.
         """
         if self.optimizer is None:
             return "None"
@@ -70,11 +70,11 @@ class ParameterMember(MemberSpec):
         return self.shape[:-1] if region and self.slots[region - 1].rowwise else self.shape
 
     def keys(self, number: int) -> list[str]:
-        """Return the regions' names in a saved state where this member has this number."""
+        """Return the names of the regions in a saved state, in which the member has this number."""
         return [f"{number}.{self.contents}", *(f"{number}.{slot.name}" for slot in self.slots)]
 
     def saved(self, state: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> ValueArray:
-        """Return a region that a saved state has; InvalidArgumentError unless it fits."""
+        """Return a region of a saved state; InvalidArgumentError unless it fits."""
         values: ValueArray = saved_state.get(state, key)
         own = self.dtype.numpy
         if values.dtype.kind == "V" and values.dtype.itemsize == own.itemsize:
@@ -100,20 +100,20 @@ class ParameterArray(ParameterMember):
         """Return an array for a copy of a region.
 
         Raises:
-            ResourceExhaustedError: There is no memory for it.
+            ResourceExhaustedError: There is no memory for the array.
         """
         return arrays.empty(self.shape_of(region), self.dtype.numpy)
 
     def described(self) -> str:
-        """As for `MemberSpec`."""
+        """Return the description, as in `MemberSpec`."""
         return f"{self.dtype.name} {describe_shape(self.shape)} {self.described_optimizer()}"
 
     def properties(self) -> dict[str, str | None]:
-        """As for `MemberSpec`."""
+        """Return the properties that must agree, as in `MemberSpec`."""
         return MemberSpec.properties(self) | {"optimizer": repr(self.optimizer)}
 
     def config(self) -> tuple[Any, ...]:
-        """As for `MemberSpec`."""
+        """Return the member in the extension's form, as in `MemberSpec`."""
         return self._config(optimizer=_config_of(self.optimizer))
 
 
@@ -131,25 +131,25 @@ class ParameterTable(ParameterMember):
     table: TableSpec
 
     def shape_of(self, region: int) -> tuple[int, ...]:
-        """As for `ParameterMember`; but the rowwise slots of rows without numbers have none."""
+        """Return the shape of a region of a row. If rows are empty, so are their rowwise slots."""
         return ParameterMember.shape_of(self, region) if math.prod(self.shape) else self.shape
 
     def member_spec(self) -> IndexedSlicesSpec:
         return IndexedSlicesSpec((None, *self.shape), self.dtype.numpy)
 
     def described(self) -> str:
-        """As for `MemberSpec`."""
+        """Return the description, as in `MemberSpec`."""
         shape, optimizer = describe_shape(self.shape), self.described_optimizer()
         return f"table of {self.dtype.name} {shape} from {self.table.initial!r}, {optimizer}"
 
     def properties(self) -> dict[str, str | None]:
-        """As for `MemberSpec`."""
+        """Return the properties that must agree, as in `MemberSpec`."""
         names = ("row_shape", "dtype", "initial", "max_rows")
         of_table: dict[str, str | None] = {name: str(getattr(self.table, name)) for name in names}
         return of_table | {"optimizer": repr(self.optimizer)}
 
     def config(self) -> tuple[Any, ...]:
-        """As for `MemberSpec`."""
+        """Return the member in the extension's form, as in `MemberSpec`."""
         number, numbers, seed = self.table.initial.config()
         table = (number, tuple(numbers), seed, self.table.max_rows)
         return self._config(optimizer=_config_of(self.optimizer), table=table)
@@ -162,7 +162,7 @@ def _config_of(optimizer: optim.Optimizer | None) -> tuple[int, tuple[float, ...
 def parameter(
     number: int, spec: MemberSpec, optimizer: optim.Optimizer | None, table: TableSpec | None
 ) -> ParameterArray | ParameterTable:
-    """Return the member of parameters for an array's spec, or for that of a table's rows."""
+    """Return the member of parameters for an array's spec, or for the spec of a table's rows."""
     shape = tuple(dim or 0 for dim in spec.shape or ())
     if table is None:
         return ParameterArray(spec.name, spec.kind, spec.dtype, shape, number, optimizer)
@@ -187,7 +187,7 @@ def parameter_of_config(number: int, config: MemberConfig) -> ParameterArray | P
     """Return the member of parameters of this number from its configuration.
 
     Raises:
-        DataLossError: As for `of_config`; or its optimizer or initial contents are out of range.
+        DataLossError: `of_config` raises it, or the optimizer or initial contents are out of range.
     """
     spec, table = of_config(config), None
     noun = "table" if spec.kind == "table" else "array"
@@ -213,7 +213,7 @@ def _table_of_config(spec: MemberSpec, config: MemberConfig) -> TableSpec:
 def gradient_specs(
     members: Iterable[ParameterArray | ParameterTable], sparse: Iterable[str]
 ) -> dict[str, TensorSpec]:
-    """Return the specs of the members' gradients: rows for those named, and for tables.
+    """Return the specs of the members' gradients: rows for tables, and for names in `sparse`.
 
     Raises:
         InvalidArgumentError: There is no array of such a name, or it has no rows.
@@ -239,7 +239,7 @@ def checked_ids(value: object, what: str) -> IndexArray:
     """Return ids of any shape as C-contiguous int64, which may be the caller's array itself.
 
     Raises:
-        InvalidArgumentError: They are no integers from 0 to below 2**63.
+        InvalidArgumentError: The ids are not integers from 0 to below 2**63.
         ResourceExhaustedError: There is no memory for the conversion.
     """
     ids = arrays.index_array(value, what)

@@ -1,4 +1,4 @@
-"""New shared arrays and parameters, as a constructor is given them, and their first contents."""
+"""Checks the new arrays and tables that a constructor gets, and makes their first contents."""
 
 import math
 from collections.abc import Mapping
@@ -56,14 +56,14 @@ class NewMember:
         return as_bytes.size, as_bytes
 
     def parameter(self, number: int, optimizers: Optimizers) -> ParameterArray | ParameterTable:
-        """Return this as a member of parameters.
+        """Return the member of parameters that is made of this.
 
         Args:
             number: The member's number.
-            optimizers: The optimizer of all, or optimizers by name; None: they have none.
+            optimizers: One optimizer for all, or optimizers by name; None: there are no optimizers.
 
         Raises:
-            InvalidArgumentError: The optimizer is no class of `optim`, or does not fit the dtype.
+            InvalidArgumentError: The optimizer is not of `optim`, or does not fit the dtype.
         """
         name, dtype = self.spec.name, self.spec.dtype
         optimizer = optimizers.get(name) if isinstance(optimizers, Mapping) else optimizers
@@ -90,7 +90,7 @@ class NewMember:
         return parameter(number, self.spec, optimizer, self.table)
 
     def _check_rows(self, constraint: optim.Constraint | None) -> None:
-        """Refuse a constraint of norms for rows of one number."""
+        """Refuse a constraint on norms if each row is only one number."""
         shape: tuple[int | None, ...] = self.spec.shape or ()
         if self.table is not None:
             shape = (None, *shape)
@@ -104,7 +104,7 @@ class NewMember:
 
 
 def new_members(contents: object) -> tuple[NewMember, ...]:
-    """Return the arrays and tables that a constructor is given, checked.
+    """Check the arrays and tables that a constructor is given, and return them.
 
     Args:
         contents: The constructor's argument, a mapping.
@@ -141,7 +141,7 @@ def _new_member(name: str, value: object) -> NewMember:
                 f"The shape of array {name!r} must be known, but is {describe_shape(value.shape)}"
             )
         dtype, shape = value.dtype, value.shape
-    elif isinstance(value, tuple):  # most callers mean a shape, but NumPy makes an array of it
+    elif isinstance(value, tuple):  # most callers mean a shape, but NumPy would make an array
         text = shown(value)
         raise InvalidArgumentError(
             f"Array {name!r} must be an array or a TensorSpec, but was a tuple: "
@@ -158,7 +158,7 @@ def _new_member(name: str, value: object) -> NewMember:
         )
     if len(shape) > layout.MAX_RANK:
         raise InvalidArgumentError(f"A shape has at most {layout.MAX_RANK} dimensions")
-    # Dimensions of 0 count as 1, as in NumPy: so the other dimensions are limited, too.
+    # As in NumPy, a dimension of 0 counts as 1, so that the other dimensions are limited, too.
     if math.prod(dim or 1 for dim in shape) * dtype.itemsize > layout.REGION_SPAN:
         raise InvalidArgumentError(
             f"An array has at most 2**40 bytes, but array {name!r} of shape "
@@ -177,7 +177,7 @@ def _known(dtype: np.dtype[Any]) -> DType | None:
 
 
 def with_slots(new: NewMember, member: ParameterMember) -> list[tuple[int, ValueArray | None]]:
-    """Return array and slots as the extension takes them; a new table has none."""
+    """Return array and slots in the extension's form; a new table has neither."""
     if not isinstance(member, ParameterArray):
         return []
     made = [_constrained(member, *new.contents())]
@@ -193,7 +193,7 @@ def with_slots(new: NewMember, member: ParameterMember) -> list[tuple[int, Value
 def _constrained(
     member: ParameterArray, size: int, contents: ValueArray | None
 ) -> tuple[int, ValueArray | None]:
-    """Return an array's first contents as its constraint has them."""
+    """Return an array's first contents, limited by its constraint."""
     optimizer, dtype, row = member.optimizer, member.dtype.numpy, math.prod(member.shape[1:])
     if optimizer is None or optimizer.constraint is None or size == 0:
         return size, contents
@@ -207,7 +207,7 @@ def _constrained(
 
 
 def _repeated(number: float, size: int, dtype: np.dtype[Any]) -> ValueArray:
-    """Return the beginning of a region in which a number is everywhere."""
+    """Return the beginning of a region that has the same number everywhere."""
     count = min(size, _FILLED_AT_ONCE) // dtype.itemsize
-    with np.errstate(all="ignore"):  # a tiny number is rounded, as any other
+    with np.errstate(all="ignore"):  # a tiny number is just rounded
         return arrays.bytes_of(np.full(count, number, dtype))

@@ -30,20 +30,20 @@ from shmacc._values.specs import TensorSpec
 class Parameters(SharedArrays):
     """Named arrays in shared memory that only updates change, atomically.
 
-    A mapping from name to array, as `SharedArrays` is; all arrays are read-only, in every process.
-    In the block of an accumulator's round, `update` applies each array's optimizer to its gradient,
-    in place, and touches only the rows that the gradients have::
+    Like `SharedArrays`, this is a mapping from name to array. All arrays are read-only in every
+    process. In the block of an accumulator's round, `update` applies each array's optimizer to its
+    gradient, in place, and touches only the rows that the gradients have::
 
         params = shmacc.Parameters({"emb": table}, "params", optimizer=shmacc.optim.Adagrad(0.05))
         group = shmacc.AccumulatorGroup(params.member_specs(sparse=["emb"]), "grads")
         with group.round(n) as taken:
             params.update(taken)
 
-    An update is atomic, and made once a round, even if processes die. Once an update has begun, its
-    round is final: it takes no more gradients, and if its block ends by an exception or a death,
-    the next round has the same gradients, to the bit. So a chief that replaces a dead one runs the
-    same lines. During an update a worker may read half of it; but gradients that are computed from
-    these numbers belong to a sealed step, and are dropped.
+    An update is atomic, and made once a round, even if processes die. When an update has begun, its
+    round is final: it accepts no more gradients. If its block then ends by an exception or a death,
+    the next round has the same gradients, to the bit. So a chief that replaces a dead chief runs
+    the same lines. During an update, a worker may read half of it. But gradients that it computes
+    from these numbers belong to a sealed step, and are dropped.
 
     Use as a context manager to close at the end of the block; an object that is collected unclosed
     is closed with a ResourceWarning. Pickles: another process that unpickles it attaches.
@@ -66,19 +66,19 @@ class Parameters(SharedArrays):
         if_exists: IfExists = "attach",
         unlink_on_close: bool = False,
     ) -> None:
-        """Create the parameters, or attach to those that have this shared_name.
+        """Create the parameters, or attach to the existing parameters of this shared_name.
 
         Args:
-            contents: From name to an array, which is copied into the new array; or to a
-                `TensorSpec`, whose new array has zeros; as for `SharedArrays`. Or to a `TableSpec`:
-                rows by ids that need not be known in advance. A new table has no rows.
+            contents: A mapping from names, as for `SharedArrays`. An array is copied into the new
+                array. A `TensorSpec` makes an array of zeros. A `TableSpec` makes a table, still
+                without rows, for ids that need not be known in advance.
             shared_name: The name; None: private, removed with this object.
-            optimizer: The optimizer of all arrays, which must then be float32 or float64; or a
-                mapping from patterns of names to optimizers, as in
-                ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array has the optimizer of the
-                first pattern that its name matches. An array without optimizer is changed by
-                ``values`` only, and may have any dtype of `SharedArrays`. Optimizers are kept with
-                the arrays, and must equal those of existing arrays.
+            optimizer: The optimizer of all arrays; or a mapping from patterns of names to
+                optimizers, as in ``{"emb*": Adagrad(0.05), "*": Adam(1e-3)}``: an array has the
+                optimizer of the first pattern that its name matches. An array with an optimizer
+                must be float32 or float64. An array without optimizer is changed by ``values``
+                only, and may have any dtype of `SharedArrays`. Optimizers are stored with the
+                arrays, and must equal those of existing arrays.
             mode: Permission bits.
             owners: Whose parameters may be attached.
             if_exists: What to do with existing parameters.
@@ -87,7 +87,7 @@ class Parameters(SharedArrays):
         Raises:
             InvalidArgumentError: A bad argument, an optimizer for an array that is not float32 or
                 float64, or existing parameters disagree (the message names both values).
-            Everything else as for `SharedArrays`.
+            All other errors are those of `SharedArrays`.
         """
         new = new_members(contents)
         if isinstance(optimizer, Mapping):
@@ -103,20 +103,20 @@ class Parameters(SharedArrays):
         )
 
     @classmethod
-    def attach(  # type: ignore[override]  # they are read-only for everybody
+    def attach(  # type: ignore[override]  # no `writable`: nobody may write
         cls, shared_name: str, *, timeout: float | None = None, owners: Owners = "mine"
     ) -> Self:
         """Return the parameters of that name.
 
         Args:
             shared_name: The name.
-            timeout: How many seconds to wait until they exist; None: do not wait. (In `update` and
-                all other calls, None means for ever.)
-            owners: As at construction.
+            timeout: How many seconds to wait until the parameters exist; None: do not wait. (In
+                `update` and every other call, None means to wait for ever.)
+            owners: The same as in the constructor.
 
         Raises:
             NotFoundError: There are no such parameters, and no timeout.
-            DeadlineExceededError: There were none until the end of the timeout.
+            DeadlineExceededError: The timeout passed, and there were still no such parameters.
             InvalidArgumentError: An impossible name, a bad timeout, or the name of something else.
             PermissionDeniedError: The parameters are another user's.
             DataLossError: The file under the name is no valid segment of this version.
@@ -132,7 +132,7 @@ class Parameters(SharedArrays):
         self._members: tuple[ParameterArray | ParameterTable, ...] = existing.members
 
     def _check_tables(self) -> None:
-        """Parameters may have tables."""
+        """Accept tables, which shared arrays must not have."""
 
     @property
     def _arrays(self) -> list[ParameterArray]:
@@ -159,7 +159,7 @@ class Parameters(SharedArrays):
         """Return the array of that name, as an ndarray on the shared memory; or the `Table`.
 
         Raises:
-            As for `SharedArrays`.
+            The errors of `SharedArrays`.
         """
         member = self._members[self._numbers[name]]
         if isinstance(member, ParameterTable):
@@ -168,7 +168,7 @@ class Parameters(SharedArrays):
         return super().__getitem__(name)
 
     def close(self) -> None:
-        """Detach. Idempotent. Arrays that were read before remain valid; tables do not."""
+        """Detach. Idempotent. Arrays that were read before remain valid, but tables do not."""
         self._accesses.clear()
         super().close()
 
@@ -206,7 +206,7 @@ class Parameters(SharedArrays):
         }
 
     def member_specs(self, sparse: Iterable[str] = ()) -> dict[str, TensorSpec]:
-        """Return specs of the arrays' gradients, as `AccumulatorGroup` takes them.
+        """Return specs of the arrays' gradients, from which an `AccumulatorGroup` is made.
 
         A group made from them belongs to these parameters. An existing group that belongs to other
         parameters is refused.
@@ -235,32 +235,32 @@ class Parameters(SharedArrays):
     ) -> bool:
         """Make the update of an open round: apply each array's optimizer to its gradient.
 
-        Atomic, and once a round. When the update begins, the round becomes final: its block can end
-        normally only after the whole update; after an exception or a death the next round has the
-        same gradients.
+        The update is atomic, and made once a round. When it begins, the round becomes final: the
+        block can end normally only after the whole update. After an exception or a death, the next
+        round has the same gradients.
 
         Args:
-            taken: The value of the round's block; or a part of it: ``taken.without("loss")``
-                leaves out members that are no parameters, and ``taken.only()`` has none, for an
-                update of `gradients` and `values` alone. The value of a single accumulator's round
-                is the only array's gradient; if there are several arrays, pass a mapping that names
-                the array: ``{"emb": taken}``. (So may parts of a group's value be given; an empty
-                mapping means this process's only open round.)
+            taken: The value of the round's block; or a part of the value: ``taken.without("loss")``
+                leaves out members that are no parameters; ``taken.only()`` has no members, for an
+                update by `gradients` and `values` alone. The value of a single accumulator's round
+                is the gradient of the only array. If there are several arrays, pass a mapping that
+                names the array: ``{"emb": taken}``. (A mapping may also have parts of a group's
+                value. An empty mapping means this process's only open round.)
             values: New contents, by array, instead of the optimizer's result: an array, or
-                ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. Slots of
-                these arrays stay as they are. So do arrays with neither gradient nor new contents.
-            gradients: Gradients, by array, in place of the round's means: what the chief has
-                clipped, projected or computed. They go through the optimizers, and are checked and
-                converted as an apply's: an array, or rows as ``(indices, values)`` or
-                `IndexedSlices`, of which repeated ones are added up. The round need not have the
+                ``(indices, rows)`` with distinct indices; for a table ``(ids, rows)``. The slots of
+                these arrays stay as they are. Arrays with neither gradient nor contents stay, too.
+            gradients: Gradients, by array, that replace the round's means; for instance, if the
+                chief has clipped them. They go through the optimizers. They are checked and
+                converted as in an apply: an array, or rows as ``(indices, values)`` or
+                `IndexedSlices`, where repeated rows are added up. The round need not have the
                 array.
             remove: Ids, by table, whose rows are removed in the same commit, after the other
                 changes. Ids that are not in the table are ignored.
-            forget: Numbers of steps, by table: the same commit removes the rows whose last update
-                is more than so many steps before this round's. Rows that the round or this call
-                has stay. It looks at all rows of the table.
-            learning_rate: Replaces the optimizers' own for this update, for schedules: a number for
-                all arrays, or a mapping from patterns of names, as for optimizers.
+            forget: Numbers of steps, by table: the same commit removes rows whose last update is
+                more than this number of steps before this round. Rows that the round or this call
+                has are not removed. This reads all rows of the table.
+            learning_rate: Replaces the optimizers' learning rates in this update, for schedules: a
+                number for all arrays, or a mapping from patterns of names, as for optimizers.
             timeout: Seconds to wait for another process's snapshot, restore or update, or its
                 operation on the accumulator; None: for ever.
 
@@ -300,15 +300,15 @@ class Parameters(SharedArrays):
         If a dead process has left half an update, its changes are undone.
 
         Args:
-            taken: As for `update`.
-            values: New contents, as for `update`: for arrays without optimizer, for instance.
+            taken: The same as for `update`.
+            values: New contents, as for `update`; for instance, of arrays without optimizer.
             timeout: Seconds to wait, as for `update`; None: for ever.
 
         Returns:
             True; False if the round is in the parameters already.
 
         Raises:
-            InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: As for `update`.
+            InvalidArgumentError, FailedPreconditionError, DeadlineExceededError: See `update`.
         """
         asked = Asked.checked(values=values)
         block, found = self._round_of(taken)
@@ -337,7 +337,7 @@ class Parameters(SharedArrays):
 
         The copy of a table is an `IndexedSlices` of all its rows, with ascending ids.
 
-        Waits for a running update. If a dead process has left half an update, it is undone.
+        Waits for a running update. If a dead process has left half an update, undoes it.
 
         Args:
             timeout: Seconds to wait; None: for ever.
@@ -359,10 +359,10 @@ class Parameters(SharedArrays):
         """Return arrays, slots and step of one instant, as a dict of arrays for ``np.savez``.
 
         Args:
-            timeout: As for `snapshot`.
+            timeout: Seconds to wait; None: for ever.
 
         Raises:
-            As for `snapshot`.
+            The errors of `snapshot`.
         """
         seconds = arguments.timeout(timeout)
         saved, _ = states.to_state(*self._opened(), seconds)
@@ -374,10 +374,10 @@ class Parameters(SharedArrays):
         return self._handle, self._members
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
-        """Replace everything by a result of `state` of these or equal parameters.
+        """Replace everything by a result of `state`, from these parameters or equal ones.
 
-        One commit replaces arrays, slots and step, also while other processes are attached. Until
-        it is done, it needs as much memory again. An accumulator that belongs to the parameters
+        One commit replaces arrays, slots and step, also while other processes are attached. A
+        restore needs twice the memory while it runs. An accumulator that belongs to the parameters
         must get a state of the same step: `shmacc.load` restores both, and makes sure that no
         update is made in between.
 
@@ -387,7 +387,7 @@ class Parameters(SharedArrays):
                 stopped; None: for ever.
 
         Raises:
-            InvalidArgumentError: The value is no state, or that of other arrays, shapes, dtypes or
+            InvalidArgumentError: The value is no state, or has other arrays, shapes, dtypes or
                 optimizers. Nothing was changed.
             ResourceExhaustedError: Shared memory is full. Nothing was changed.
             DeadlineExceededError: The timeout passed. Nothing was changed.

@@ -11,7 +11,7 @@ from shmacc.errors import InvalidArgumentError
 
 LearningRate = float | Mapping[str, float] | None
 """The learning rates of one update: a number for all arrays, or a mapping from patterns of names;
-None: the optimizers' own."""
+None: the optimizers' rates."""
 
 
 def by_name(
@@ -20,13 +20,13 @@ def by_name(
     """Return for each name the value of the first pattern that it matches.
 
     Args:
-        given: From pattern to value. A ``*`` stands for any characters, others for themselves.
-        names: All names. Those that match no pattern are left out of the result.
+        given: A mapping from pattern to value. Only ``*`` is special: it stands for any characters.
+        names: All names. The result leaves out names that match no pattern.
         what: What the values are, for the message.
         noun: What the names are, for the message.
 
     Raises:
-        InvalidArgumentError: A pattern other than ``"*"`` is no name's first match.
+        InvalidArgumentError: A pattern other than ``"*"`` is not the first match of any name.
     """
     found: dict[str, Any] = {}
     for pattern, value in given.items():
@@ -49,14 +49,14 @@ def learning_rates(
 ) -> dict[str, float]:
     """Check the learning rates of one update, and return them by the arrays' names.
 
-    Arrays that are not in the result have their optimizers' rates.
+    Arrays that are not in the result use their optimizers' rates.
 
     Args:
         value: None, a number for all names, or a mapping from patterns to numbers (`by_name`).
-        optimizers: The arrays' optimizers; a pattern must match an array that has one.
+        optimizers: The arrays' optimizers. A pattern must match an array that has an optimizer.
 
     Raises:
-        InvalidArgumentError: A rate is no number, negative or infinite; or as for `by_name`.
+        InvalidArgumentError: A rate is no number, negative or infinite; or `by_name` raises it.
     """
     if value is None:
         return {}

@@ -19,12 +19,12 @@ _LONGEST_NAME = 255  # bytes, on Linux's file systems
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a new file that replaces the file at `path` when the block ends; permissions stay.
 
-    Until then the new file has no name, so the system frees it if the process dies. If the file
-    system has no nameless files (NFS), it has a name beside `path`, and a process that is killed
-    leaves it behind. A symbolic link stays, and leads to the new file.
+    Until then the new file has no name, so the system frees it if the process dies. On a file
+    system without nameless files (NFS), it has a name beside `path`, and a killed process leaves it
+    behind. A symbolic link stays, and leads to the new file.
 
     Raises:
-        InvalidArgumentError: There is something at `path` that is no file.
+        InvalidArgumentError: `path` leads to something other than a file.
         OSError: The system refused.
     """
     replaced = _status(path)
@@ -36,8 +36,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         if opened is None:
             name = _hidden(target)
             at_end.callback(name.unlink, missing_ok=True)
-            # The clean-up is registered before the file exists: a signal handler may raise in
-            # between.
+            # Register the clean-up before the file exists: a signal handler may raise in between.
             opened = _core.open_file(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         at_end.callback(opened.close)
         file = at_end.enter_context(os.fdopen(opened.fileno(), "wb", closefd=False))
@@ -45,14 +44,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         file.flush()
         if replaced is not None:
             _give_rights(opened.fileno(), replaced)
-        # The contents before the name: after a power failure the name leads to the old file or to
-        # all of the new one.
+        # Flush the contents before the name changes: after a power failure, the name leads to the
+        # old file or to the complete new file.
         os.fsync(opened.fileno())
         if name is None:
             _link(opened.fileno(), target, directory.fileno())
         else:
             name.replace(target)
-        # Flush the directory, too: it has the new name, and a cache of its own.
+        # Flush the directory, too: it holds the new name, which flushing the file does not write.
         os.fsync(directory.fileno())
 
 
@@ -67,17 +66,17 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _open_nameless(directory: Path) -> _core.Descriptor | None:
-    """Open a new file without a name; None if it could not get a name later, for any reason."""
+    """Open a new file without a name; None if `_link` could not give it a name later."""
     with contextlib.suppress(OSError):
         opened = _core.open_file(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
-        # `_link` needs this path, which is not there without /proc.
+        # `_link` needs this path, which does not exist without /proc.
         if Path(_of_descriptor(opened.fileno())).exists():
             return opened
     return None
 
 
 def _hidden(target: Path) -> Path:
-    """Return a hidden name in the target's folder that nobody else uses."""
+    """Return a random hidden name in the target's folder, which nobody else uses."""
     return _beside(target, secrets.token_hex(4))
 
 
@@ -93,7 +92,7 @@ def _of_descriptor(descriptor: int) -> str:
 
 def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
     mode = stat.S_IMODE(replaced.st_mode)
-    for owner in replaced.st_uid, -1:  # -1 keeps our uid: only root gives files away
+    for owner in replaced.st_uid, -1:  # -1 keeps our uid: only root can give files away
         with contextlib.suppress(PermissionError):
             os.fchown(descriptor, owner, replaced.st_gid)
             break
@@ -103,13 +102,13 @@ def _give_rights(descriptor: int, replaced: os.stat_result) -> None:
 
 
 def _link(descriptor: int, target: Path, directory: int) -> None:
-    """Give a nameless file the target's name, and flush it: btrfs flushes no nameless file.
+    """Give a nameless file the target's name; then flush it: btrfs flushes no nameless file.
 
     If the target's name is taken, the file first gets a second name, and is then renamed to the
-    target's. The second name is always the same, and a lock on the directory excludes other
-    processes from it. So if a process dies between the two steps, the next call removes the file
-    that it left. If another program holds the lock (perhaps for ever, to keep systemd-tmpfiles out
-    of the directory), this call uses a second name of its own, and a death leaves that file.
+    target's. The second name is always the same, and a lock on the directory keeps other processes
+    from using it. So if a process dies between the two steps, the next call removes the file that
+    was left. If another program holds the lock (perhaps for ever, to keep systemd-tmpfiles out of
+    the directory), this call uses a random second name, and a death leaves that file.
     """
     source = _of_descriptor(descriptor)
     with contextlib.suppress(FileExistsError):

@@ -55,24 +55,24 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         if_exists: IfExists = "attach",
         unlink_on_close: bool = False,
     ) -> None:
-        """Create the arrays, or attach to those that have this shared_name, to read and write.
+        """Create the arrays, or attach to the arrays of this shared_name, to read and write.
 
         New arrays get their name when they are complete: another process finds all of them with
         their contents, or nothing, and a process that dies while it creates them leaves nothing. If
-        two processes create them at the same time, one succeeds and the other one attaches; until
-        then both need the memory. If memory is short, let one process create them, and the others
-        call ``SharedArrays.attach(name, timeout=...)``.
+        two processes create them at the same time, one succeeds, and the other attaches; until then
+        both use the memory. If memory is short, let one process create them, and the others call
+        ``SharedArrays.attach(name, timeout=...)``.
 
         Args:
-            contents: From name (1 to 200 printable characters) to an array, which is copied into
-                the new array; or to a `TensorSpec` without unknown dimensions, whose new array has
-                zeros and this shape and dtype. 1 to 4,096 arrays, each of at most ``2**40`` bytes.
-                The dtypes are those of accumulators, and bool; an array of another byte order is
-                converted to the machine's. If the arrays exist, they stay as they are, and names,
-                shapes and dtypes must agree; the order does not matter.
+            contents: A mapping from name (1 to 200 printable characters) to an array, which is
+                copied into the new array; or to a `TensorSpec` without unknown dimensions, which
+                makes an array of zeros. There may be 1 to 4,096 arrays, each of at most ``2**40``
+                bytes. The dtypes are those of accumulators, and bool. An array of another byte
+                order is converted to the machine's. Existing arrays stay as they are, and their
+                names, shapes and dtypes must agree; the order does not matter.
             shared_name: The name; None: private, removed with this object.
-            mode: Permission bits, exact whatever the umask. None: 0600, or as existing arrays have
-                them. To attach, even to read, a user needs the rights to read and to write.
+            mode: Permission bits, exact whatever the umask. None: 0600, or the mode of existing
+                arrays. To attach, even to read, a user needs the rights to read and to write.
             owners: Whose arrays may be attached: "mine" (this process's effective user's and
                 root's), "any", or an iterable of uids.
             if_exists: "attach"; "error": raise if the name is taken; "replace": remove existing
@@ -119,23 +119,22 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
                 thread, at the end of the next call. If it cannot be undone, the error says so, and
                 each later use of this object raises it again. SHMACC_GUARD=0 in the environment
                 leaves such a write to the kernel, which ends the process.
-            timeout: How many seconds to wait until they exist; None: do not wait. (In all calls
-                that wait for something else, None means for ever.)
-            owners: As at construction.
+            timeout: How many seconds to wait until the arrays exist; None: do not wait. (In every
+                other call, None means to wait for ever.)
+            owners: The same as in the constructor.
 
         Raises:
             NotFoundError: There are no arrays of that name, and no timeout.
-            DeadlineExceededError: There were none until the end of the timeout.
-            InvalidArgumentError: An impossible name, a bad timeout, or the name is an
-                accumulator's; or it is that of `Parameters`, which only updates change, and
-                `writable` is set.
+            DeadlineExceededError: The timeout passed, and there were still no such arrays.
+            InvalidArgumentError: An impossible name, a bad timeout, or the name of an accumulator;
+                or the name of `Parameters`, which only updates change, and `writable` is set.
             PermissionDeniedError: The arrays are another user's.
             DataLossError: The file under the name is no valid segment of this version.
         """
         return cls._attach(shared_name, owners, timeout, bool(writable))
 
     def _can_be(self, kind: str, own: bool | None, asked: Spec[Any] | None) -> bool:
-        as_arrays = kind == "parameters" and asked is None and not own  # to read them
+        as_arrays = kind == "parameters" and asked is None and not own  # readers only
         return kind == self._KIND or as_arrays
 
     def _member_of_config(self, _: int, config: MemberConfig) -> MemberSpec:
@@ -153,7 +152,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         self._numbers = {spec.name: n for n, spec in enumerate(existing.members)}
 
     def _check_tables(self) -> None:
-        """Raise InvalidArgumentError if there are tables, which are no arrays."""
+        """Raise InvalidArgumentError if there are tables, which are not arrays."""
         for spec in self._specs:
             if spec.kind == "table":
                 raise InvalidArgumentError(
@@ -184,7 +183,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
             f"{' closed' if self._handle.closed else ''}: {', '.join(shown)}>"
         )
 
-    # Mapping compares contents; here that would compare whole arrays. So this compares identity.
+    # Compare identity. Mapping's `__eq__` would compare the contents of whole arrays.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -207,17 +206,17 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     def __setitem__(self, name: str, value: Any) -> None:
         """Write numbers into the array of that name, as ``self[name][...] = value`` does.
 
-        So ``params["emb"] -= step`` works: Python ends it by this assignment, and NumPy recognises
+        So ``params["emb"] -= step`` works: Python completes it by this assignment. NumPy recognises
         an array that is assigned to itself, and copies nothing. Unlike NumPy's own assignment, this
         refuses numbers that the array's dtype cannot represent, as an apply does.
 
         Raises:
             InvalidArgumentError: The value does not convert to the dtype.
             ValueError: The array is read-only, or the value does not have its shape.
-            Everything else as for reading.
+            All other errors are those of reading.
         """
         array, dtype = self[name], self._specs[self._numbers[name]].dtype
-        # NumPy's own assignment would round, wrap or drop without a word.
+        # NumPy's own assignment would round, wrap or drop silently.
         array[...] = arrays.converted(value, dtype, f"the numbers for array {name!r}").view(
             array.dtype
         )
@@ -245,8 +244,8 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         """Let this process write to its read-only arrays: they become private copies.
 
         Args:
-            at_once: Whether no other process writes to them any more. Else the first write to any
-                of them makes all of them private together.
+            at_once: Whether to copy now, since no other process writes to them any more. If not,
+                the first write to any array makes all arrays private.
         """
         self._mapped.release(at_once)
 
@@ -258,9 +257,9 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
     def unlink(self) -> None:
         """Remove the arrays' name from the system. Idempotent.
 
-        Processes that have them go on using them, as with an unlinked file; the memory is freed
-        when the last process has let go of it. The next process that opens the name makes new
-        arrays. This works after `close`, too, if the name still leads to these very arrays.
+        Processes that have the arrays go on using them, as with an unlinked file. The memory is
+        freed when no process has it any more. The next process that opens the name makes new
+        arrays. This also works after `close`, if the name still leads to these very arrays.
 
         Raises:
             PermissionDeniedError: The arrays are another user's.

@@ -1,4 +1,4 @@
-"""Saved states of parameters: made of a copy, and turned into the changes that restore it."""
+"""Makes saved states of parameters, and turns a state into the changes that restore it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from shmacc._values.arguments import describe_shape
 from shmacc.errors import InvalidArgumentError
 
 Copy = tuple[int, int, ValueArray]
-"""What to read of an array: its number, a region, where to copy it."""
+"""What to read of an array: the array's number, the region's number, and where to copy it."""
 
 TableCopy = tuple[IndexArray, ValueArray, IndexArray]
 """A copy of a table: ids, the rows' bytes, the steps of their last updates."""
@@ -29,17 +29,17 @@ Own = Sequence[ParameterArray | ParameterTable]
 def read(
     handle: _core.Handle, own: Own, copies: list[Copy], timeout: float | None, *, whole: bool
 ) -> tuple[int, list[int], list[TableCopy], tuple[int, int, int, int]]:
-    """Make these copies, and those of all tables, at one instant.
+    """Make these copies of arrays, and copies of all tables, at one instant.
 
     Args:
         handle: The parameters' handle.
         own: The parameters' members.
         copies: The copies to make of arrays.
         timeout: Seconds to wait for the lock; None: for ever.
-        whole: Whether the rows of tables are followed by the optimizer's slots.
+        whole: Whether to copy the optimizer's slots after each table's rows.
 
     Returns:
-        The step, each member's number of updates, the tables, and what is known of a copy.
+        The step, each member's number of updates, the tables, and the facts about a copy.
     """
     as_bytes = [(number, region, arrays.bytes_of(to)) for number, region, to in copies]
     tables = [member.number for member in own if isinstance(member, ParameterTable)]
@@ -49,7 +49,7 @@ def read(
 def to_state(
     handle: _core.Handle, own: Own, timeout: float | None
 ) -> tuple[dict[str, ValueArray], tuple[int, int, int, int]]:
-    """Return the saved state of parameters, and what is known of a copy; as for `read`."""
+    """Return the saved state of parameters, and the facts about a copy, like `read`."""
     state: dict[str, ValueArray] = {}
     copies = []
     for array in own:
@@ -72,7 +72,7 @@ def of_state(own: Own, state: Any) -> tuple[list[Change], int, list[int]]:
     """Return the parts of a state to restore: changes, step, and each array's number of updates.
 
     Raises:
-        InvalidArgumentError: The value is no state, or that of other parameters.
+        InvalidArgumentError: The value is no state, or other parameters' state.
     """
     existing = {array.name: array.described() for array in own}
     names = saved_state.names(state, "arrays", existing, "array", "parameters'")
@@ -93,7 +93,7 @@ def of_state(own: Own, state: Any) -> tuple[list[Change], int, list[int]]:
         else:
             made.append(_of_array(state, number, array))
     step = arguments.int64(saved_state.get(state, "step"), "the state's step")
-    # An update compares its round's step with step - 1 (update.hpp), which must be an int64, too.
+    # An update compares its round's step with step - 1 (update.hpp): this must be an int64, too.
     if step == -arguments.INT64_MAX - 1:
         raise InvalidArgumentError(f"the state's step must be greater than -2**63, but was {step}")
     return made, step, updates

@@ -22,7 +22,7 @@ class TableSpec:
         row_shape: The shape of a row; ``()`` for a number.
         dtype: float32 or float64.
         initial: The contents of a row before anything changes it; one of `shmacc.init`.
-        max_rows: How many rows there may be, at least 1; None: as many as memory allows.
+        max_rows: How many rows there may be, at least 1; None: memory is the only limit.
 
     Raises:
         InvalidArgumentError: A bad argument.

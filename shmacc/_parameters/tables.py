@@ -35,11 +35,11 @@ class TableRows:
     def __getitem__(self, ids: Any) -> ValueArray:
         """Return copies of the rows of these ids, of shape ``ids.shape + row_shape``.
 
-        Takes no lock, and never waits. Ids that are not in the table give the initial contents, and
-        are not inserted. Ids may be repeated, in any order.
+        Uses no lock, and never waits. Ids that are not in the table give the initial contents, and
+        are not added. Ids may be repeated, in any order.
 
         Raises:
-            InvalidArgumentError: They are no integers from 0 to below 2**63.
+            InvalidArgumentError: The ids are not integers from 0 to below 2**63.
             FailedPreconditionError: The parameters are closed.
             ResourceExhaustedError: This process has no memory for the rows.
         """
@@ -68,7 +68,7 @@ class TableRows:
             "ids})"
         )
 
-    # Otherwise reversed() would count down from len(), as in a sequence.
+    # Without this, reversed() would treat the table as a sequence.
     __reversed__ = None
 
     def __iter__(self) -> NoReturn:
@@ -87,11 +87,11 @@ class TableRows:
 class Table(TableRows):
     """Rows in shared memory by ids that need not be known in advance; a member of `Parameters`.
 
-    ``table[ids]`` returns copies of rows; for an id that is not in the table, its initial row. The
+    ``table[ids]`` returns copies of rows. An id that is not in the table has its initial row. The
     first update of an id adds it to the table. Between two updates, reads are exact. During an
-    update each number read is the old or the new one. An id that is being added or removed may be
-    found or not; all other ids are found. No read takes a lock or waits, even if the process that
-    updates is stopped or dead.
+    update, each number that is read is either old or new; an id that is being added or removed may
+    be found or not; all other ids are found. Reads use no lock and never wait, even if the process
+    that updates is stopped or dead.
     """
 
     __slots__ = ()
@@ -125,11 +125,11 @@ class Table(TableRows):
         """Return for each id whether it is in the table.
 
         Raises:
-            As for ``table[ids]``.
+            The errors of ``table[ids]``.
         """
         numbers = self._numbers(ids)
         found = arrays.empty(numbers.shape, np.dtype(np.bool_))
-        # A view of `found`, which the extension fills.
+        # reshape makes a view of `found`, which the extension fills.
         self._access().contains(numbers.reshape(-1), found.reshape(-1))
         return found
 
@@ -139,7 +139,7 @@ class Table(TableRows):
         It is -1 for ids that are not in the table.
 
         Raises:
-            As for ``table[ids]``.
+            The errors of ``table[ids]``.
         """
         numbers = self._numbers(ids)
         steps = arrays.empty(numbers.shape, np.dtype(np.int64))

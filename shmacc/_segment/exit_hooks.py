@@ -1,10 +1,10 @@
 """Calls `exits.end` when an object is collected, or when the process, a child or a thread ends.
 
-An ordinary process runs ``atexit`` functions at its end, and so weakref's finalizers. A child of
-multiprocessing ends by ``os._exit``, but first calls multiprocessing's own finalizers. A child of
-``os.fork()`` in another thread than the main one may end with that thread, when Python calls
-nothing; _child_errors.py notices. A worker of billiard's Pool (celery uses these) runs no
-finalizers, but calls the pool's ``on_process_exit``.
+At its end, an ordinary process runs ``atexit`` functions, and so weakref's finalizers. A child of
+multiprocessing ends by ``os._exit``, but first calls multiprocessing's own finalizers. If a side
+thread calls ``os.fork()``, the child may end with this thread, and Python calls nothing;
+_child_errors.py notices this end. A worker of billiard's Pool (in celery) runs no finalizers, but
+calls the pool's ``on_process_exit``.
 """
 
 import sys
@@ -20,7 +20,7 @@ from shmacc._segment.exits import Hook
 
 def close_with(owner: object, handle: _core.Handle) -> "weakref.finalize[..., Any]":
     """Close the handle when its owner is collected, or the process ends in order."""
-    # The hooks hold no owner: they would keep it from being collected.
+    # The hooks must not refer to the owner, which would then never be collected.
     at_exit = _leave_at_exit(handle)
     if _child_errors.is_unpickling():
         # Once the child has unpickled its process object, multiprocessing forgets its finalizers.
@@ -31,8 +31,8 @@ def close_with(owner: object, handle: _core.Handle) -> "weakref.finalize[..., An
 
 
 def cancel(finalizer: "weakref.finalize[..., Any]") -> None:
-    """Cancel what `close_with` has registered, since the handle is closed."""
-    # (owner, function, arguments, keywords); the second argument is `at_exit`.
+    """Cancel the functions that `close_with` has registered. The handle is closed."""
+    # detach() returns (owner, function, arguments, keywords). The second argument is `at_exit`.
     known = finalizer.detach()
     if known is not None:
         _forget(known[2][1])
@@ -44,9 +44,9 @@ def used_in_child(handle: _core.Handle) -> None:
 
 
 def _leave_at_exit(handle: _core.Handle) -> list[Any]:
-    # A weak reference does not keep the handle open after an interruption. No comprehension or
-    # lambda here uses a local variable: if CPython 3.11 has no memory for such a variable, it leaks
-    # the function's arguments, and the segment stays open.
+    # A weak reference, so that the handle is not kept open after an interruption. No comprehension
+    # or lambda here uses a local variable: if CPython 3.11 has no memory for such a variable, it
+    # leaks the function's arguments, and the segment stays open.
     known = (weakref.ref(handle),)
     _child_errors.at_end_of_forking_thread(partial(_leave_with_thread, *known))
     _BilliardsExit.of_this_worker(handle)
@@ -54,7 +54,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     for util in _child_errors.loaded("util"):
         if util.Finalize not in makers:  # billiard uses multiprocessing's class
             makers.append(util.Finalize)
-            # The finalizer needs a priority: without one, the end of a process does not call it.
+            # The finalizer needs a priority: a process that ends calls no others.
             made.append(util.Finalize(None, _leave, known, exitpriority=0))
     return made
 
@@ -84,7 +84,7 @@ def _leave_with_thread(known: "weakref.ref[_core.Handle]") -> None:
 class _BilliardsExit:
     """The function that a worker of billiard's Pool calls before it ends by ``os._exit``."""
 
-    _RECYCLED = 155  # its exit status after ``maxtasksperchild`` tasks
+    _RECYCLED = 155  # a worker's exit status after ``maxtasksperchild`` tasks
 
     def __init__(self, before: Callable[[int, int], object] | None) -> None:
         self._before = before
@@ -92,7 +92,7 @@ class _BilliardsExit:
 
     @classmethod
     def of_this_worker(cls, handle: _core.Handle) -> None:
-        """Leave this handle's segment when the worker ends, if this process is such a worker."""
+        """If this process is such a worker, leave the handle's segment when the worker ends."""
         pools = sys.modules.get("billiard.pool")
         if pools is None:
             return

@@ -1,24 +1,24 @@
 """Lets go of a handle when an object, a program, a child or a thread ends.
 
-| what ends | hook | its exception | what is called |
+| what ends | hook | the exception | what is called |
 | --- | --- | --- | --- |
-| an object is closed, or collected | OBJECT | that of the block | close |
+| an object is closed, or collected | OBJECT | the block's | close |
 | a program: ``atexit`` | OBJECT | the last that Python printed | close; announce |
 | a program: multiprocessing's ``atexit`` | CHILD | the same | leave; announce |
 | a child of multiprocessing, before ``os._exit`` | CHILD | `_child_errors.ending` | leave; last |
 | a forked child, with the thread that forked | THREAD | `_child_errors.kept` | leave; last |
 | a worker of billiard's Pool (celery) | POOL | its exit status | leave |
 
-The last column has what is called if no other thread is in the way, and else. A handle that is
-closed wakes its waits with an error; the daemon threads of a program that ends must not be woken,
-so there the process announces its end only. A child leaves and closes nothing, since handles of its
-parent may still keep it attached; it leaves last if other threads of it still work.
+Where the last column has two entries, the second is called if other threads are in the way. Closing
+a handle wakes its waits with an error. But daemon threads of a program that ends must not be woken,
+so this process only announces its end. A child leaves and closes nothing, since handles of its
+parent may still keep it attached. If other threads of the child still work, it leaves last.
 
 If a process closes its handles or ends in order, waits with ``on_death="raise"`` do not report it.
 If an exception ends the process, it has failed, and these waits report the exception.
 
-One failure goes unseen: a ``SystemExit`` with a nonzero status that leaves the program, but no
-``with`` block of an accumulator. Python forgets it before any function of this module runs.
+One failure goes unseen: a nonzero ``SystemExit`` that ends the program, but leaves no ``with``
+block of an accumulator. Python forgets it before any function of this module runs.
 """
 
 import enum
@@ -29,7 +29,7 @@ from shmacc import _child_errors, _core
 
 
 class Hook(enum.Enum):
-    """The hooks that call `end`: see the table above."""
+    """The hooks that call `end`, as in the table above."""
 
     OBJECT = enum.auto()
     CHILD = enum.auto()
@@ -52,14 +52,14 @@ def way(hook: Hook, *, main_over: bool, others: bool, failed: bool) -> Way:
     Args:
         hook: The hook that is called.
         main_over: Whether the main thread has ended, and so the program.
-        others: Whether other threads are in the way (`_others`).
-        failed: Whether an exception ends it.
+        others: Whether other threads keep this process from closing the handle (`_others`).
+        failed: Whether an exception ends the object, program, child or thread.
     """
     if hook is Hook.OBJECT:
         return Way.ANNOUNCE_END if others else Way.CLOSE
     if not others:
         return Way.LEAVE
-    # The kernel ends a failed child's threads soon, and those of a program that ends.
+    # The kernel soon ends the threads of a failed child, and of a program that ends.
     return Way.ANNOUNCE_END if failed or main_over else Way.LEAVE_LAST
 
 
@@ -69,9 +69,9 @@ def end(handle: _core.Handle, hook: Hook, error: BaseException | None = None) ->
     Args:
         handle: The handle.
         hook: The hook that is called.
-        error: The exception that ends it, as far as the hook knows.
+        error: The exception that ends the object or process, if the hook knows one.
     """
-    # At all other hooks the process ends, whether or not it has a main thread.
+    # At the other hooks, the process ends even if a main thread is alive.
     main_over = hook in {Hook.OBJECT, Hook.CHILD} and not threading.main_thread().is_alive()
     if error is None and main_over:
         error = _uncaught()
@@ -99,7 +99,7 @@ def _others(hook: Hook, *, main_over: bool) -> bool:
 
 
 def _working_threads() -> list[threading.Thread]:
-    # A child of multiprocessing waits for threads that are no daemons only after its finalizers.
+    # A child of multiprocessing joins its non-daemon threads only after it has run its finalizers.
     main = threading.main_thread()
     return [
         thread
@@ -109,7 +109,7 @@ def _working_threads() -> list[threading.Thread]:
 
 
 class _LeavesLast(threading.Thread):
-    """Leaves in order when a child's other threads have ended: until then they apply and take."""
+    """Leaves in order when a child's other threads have ended, which until then apply and take."""
 
     def __init__(self, handle: _core.Handle) -> None:
         super().__init__(name="shmacc leaves last", daemon=False)
@@ -125,12 +125,12 @@ class _LeavesLast(threading.Thread):
 
 
 def _uncaught() -> BaseException | None:
-    """Return the exception that ended the main thread, after its end; None: it returned."""
+    """Return the exception that has ended the main thread; None if the thread returned."""
     ended_child = _child_errors.kept()
     if ended_child is not None:
         return ended_child
     error: BaseException | None = getattr(sys, "last_exc", getattr(sys, "last_value", None))
     if error is None or error.__traceback__ is None or hasattr(sys, "ps1"):
         return None  # an interactive prompt prints each exception and goes on
-    # A framework that goes on, or a callback, may also have printed an exception.
+    # A framework or a callback may have printed an exception, after which the program went on.
     return error if error.__traceback__.tb_frame.f_back is None else None

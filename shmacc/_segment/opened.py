@@ -1,8 +1,8 @@
 """Objects that have a segment open: how they are created, attached, unpickled, closed, removed.
 
-Every way of opening goes through `_adopt`: if anything fails from there on, the segment is closed.
-A subclass may keep one more value in the object, its `own`, which pickles with it: accumulators
-their label, shared arrays whether they are writable.
+Every way of opening goes through `_adopt`. If anything fails from there on, the segment is closed.
+A subclass may keep one more value, `own`, in the object and its pickles: accumulators keep their
+label, shared arrays keep whether they are writable.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Opened(Owner):
         handle = opening.open_or_create(segment_name, asked, options, contents)
         self._adopt(handle, segment_name, options.owners, own, asked)
         if options.unlink_on_close:
-            # Do this after `_adopt`: a segment that it refuses as different must keep its name.
+            # Only after `_adopt`: a segment that `_adopt` refuses as different must keep its name.
             try:
                 semaphore = semaphore_path(segment_name.system_name, self._token)
                 handle.keep_names(segment_name.path, semaphore, options.inherits)
@@ -87,7 +87,7 @@ class Opened(Owner):
         own: Any,
         asked: Spec[Any] | None,
     ) -> None:
-        # From here on the object owns the handle: what fails below must close it.
+        # From here on the object owns the handle: any failure below must close it.
         self._handle = handle
         self._segment_name = segment_name
         self._owners = owners
@@ -124,20 +124,20 @@ class Opened(Owner):
             )
 
     def _existing(self, config: Config, own: Any, asked: Spec[Any] | None) -> Spec[Any]:
-        """Return the spec of the segment; InvalidArgumentError unless it is as it was asked for."""
+        """Return the spec of the segment; InvalidArgumentError if it differs from `asked`."""
         kind = layout.KIND_NAMES[config["kind"]]
         if not self._can_be(kind, own, asked):
             constructed = asked is not None
             raise opening.wrong_kind(self._segment_name, kind, self._KIND, constructed=constructed)
         existing = Spec.of_config(config, self._handle.mode, self._member_of_config)
-        self._map(existing, own)  # before: damage may look like a difference
+        self._map(existing, own)  # before `differences`: damage may look like a difference
         for what, has, wants in differences(existing, asked) if asked is not None else ():
             exists = f"{self._shared_name!r} exists"
             raise opening.differs(self._segment_name, exists, what, has, wants)
         return existing
 
     def _can_be(self, kind: str, own: Any, asked: Spec[Any] | None) -> bool:  # noqa: ARG002
-        """Return whether an object of this class can be for a segment of this kind."""
+        """Return whether an object of this class can open a segment of this kind."""
         return kind == self._KIND
 
     def _member_of_config(self, number: int, config: MemberConfig) -> MemberSpec:
@@ -145,10 +145,10 @@ class Opened(Owner):
         raise NotImplementedError
 
     def _map(self, existing: Spec[Any], own: Any) -> None:
-        """Map what the object reads without a call; DataLossError unless it fits the file."""
+        """Map memory that the object reads directly; DataLossError unless it fits the file."""
 
     def _examine(self, existing: Spec[Any], own: Any) -> None:
-        """Keep what the object needs of the segment.
+        """Keep what the object needs from the segment.
 
         Args:
             existing: The segment's spec.
@@ -157,7 +157,7 @@ class Opened(Owner):
         raise NotImplementedError
 
     def _check_asked(self, asked: Spec[Any]) -> None:
-        """Raise if a constructor asked for what no difference of the specs shows."""
+        """Make checks of a constructor's arguments that comparing the specs does not make."""
 
     def _own(self) -> Any:
         raise NotImplementedError
@@ -169,7 +169,7 @@ class Opened(Owner):
         return _unpickled, (type(self), self._segment_name, self._owners, self._own(), known)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Refuse a deep copy: it would share its memory with the original.
+        """Refuse a deep copy, which would share its memory with the original.
 
         Raises:
             InvalidArgumentError: Always; the message says how to get a copy.
@@ -192,7 +192,7 @@ class Opened(Owner):
 
     @property
     def shared_name(self) -> str:
-        """The name that processes share; of a private segment, its generated name."""
+        """The name that processes share; for a private segment, a generated name."""
         return self._shared_name
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class Opened(Owner):
         """Remove the segment and its semaphore from the system. Idempotent.
 
         Processes that have it open go on using it until they close it, as with an unlinked file;
-        the next process that opens the name makes a new segment. This works after `close`, too, if
+        the next process that opens the name makes a new segment. This also works after `close`, if
         the name still leads to this very segment.
 
         Raises:
@@ -219,11 +219,11 @@ def of_handle(
     owners: Owners,
     own: Any = None,
 ) -> _Opened:
-    """Return an object of this class for a handle that its user has just attached.
+    """Return an object of this class for a handle that a user has just attached.
 
     Raises:
         InvalidArgumentError: The segment is of another kind.
-        DataLossError: The configuration has unknown values, or ones that do not fit the file.
+        DataLossError: The configuration has unknown values, or values that do not fit the file.
     """
     self = cls.__new__(cls)
     self._adopt(handle, segment_name, owners, own, None)
@@ -238,7 +238,7 @@ def _unpickled(
     own: Any,
     known: tuple[int, tuple[int, int], tuple[int, int] | None] | None = None,
 ) -> _Opened:
-    """Attach to the segment of that name; nobody is expected to close the object.
+    """Attach to the segment of that name. Nobody is expected to close the object.
 
     `known` is the segment's token, and the steps that the pickling process and its thread know.
     The process that unpickles may apply a gradient of these steps, as a forked child may.

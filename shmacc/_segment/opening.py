@@ -23,12 +23,12 @@ from shmacc.errors import (
 )
 
 if TYPE_CHECKING:
-    from shmacc._segment.options import Options, Owners  # likewise
+    from shmacc._segment.options import Options, Owners  # as for Spec
     from shmacc._segment.spec import Spec  # needs NumPy, which inspection does not
 
 Contents = Callable[[], list[list[tuple[int, Any]]]]
-"""Returns new shared arrays as the extension takes them: for each array its size in bytes and its
-contents (None: zeros; fewer bytes are repeated), then the same for its optimizer's slots."""
+"""Returns new shared arrays in the extension's form. For each array: its size in bytes and its
+contents (None: zeros; fewer bytes are repeated), then the same for each slot."""
 
 _NOUNS = {
     "sparse": "an accumulator (shmacc.SparseConditionalAccumulator)",
@@ -44,11 +44,11 @@ _LONGEST_PAUSE = 0.010
 def open_or_create(
     name: SegmentName, spec: "Spec[Any]", options: "Options", contents: Contents = list
 ) -> _core.Handle:
-    """Return a handle on the segment of that name, which is made if there is none.
+    """Return a handle on the segment of that name; make the segment if there is none.
 
-    With ``if_exists="attach"`` an existing segment is attached. "error" and "replace" return a
-    handle on a new segment only. One atomic step gives the segment its name (opening.hpp): if two
-    processes ask for the name at once, one gets the name, and the other one finds it taken.
+    With ``if_exists="attach"`` an existing segment is attached. With "error" and "replace", the
+    handle is always on a new segment. One atomic step gives the segment its name (opening.hpp): if
+    two processes ask for the name at once, one gets it, and the other finds it taken.
 
     Args:
         name: The name.
@@ -89,7 +89,7 @@ def attach(name: SegmentName, owners: "Owners", timeout: float | None = None) ->
 
     Raises:
         NotFoundError: There is no segment, and no timeout.
-        DeadlineExceededError: There was no segment until the end of the timeout.
+        DeadlineExceededError: The timeout passed, and there was still no segment.
         DataLossError: The file under the name is no segment of this version.
         PermissionDeniedError: The segment is another user's.
         ResourceExhaustedError: Descriptors or entries of the list of processes have run out.
@@ -116,11 +116,11 @@ def attach(name: SegmentName, owners: "Owners", timeout: float | None = None) ->
 def differs(
     name: SegmentName, exists: str, what: str, existing: str, asked: str
 ) -> InvalidArgumentError:
-    """Return the error for a segment that is not as it was asked for.
+    """Return the error for a segment that differs from what was asked for.
 
     Args:
         name: The segment.
-        exists: The beginning of the message: "'x' exists".
+        exists: The beginning of the message, such as "'x' exists".
         what: The property that differs.
         existing: The existing value.
         asked: The value that was asked for.
@@ -135,13 +135,13 @@ def differs(
 def wrong_kind(
     name: SegmentName, existing: str, asked: str, *, constructed: bool
 ) -> InvalidArgumentError:
-    """Return the error for a segment of another kind than the class that opens it.
+    """Return the error for a segment whose kind is not that of the class that opens it.
 
     Args:
         name: The segment.
         existing: The segment's kind.
         asked: The kind that the class opens.
-        constructed: Whether a constructor opens the segment, and could replace it; else `attach`.
+        constructed: Whether a constructor, which could replace it, opens the segment.
     """
     what = f"{name.shared_name!r} is the name of {_NOUNS[existing]}"
     if constructed:
@@ -167,7 +167,7 @@ def _attach(name: SegmentName, owners: "Owners") -> _core.Handle | None:
         if found == "nothing":
             return None
         if handle is None:
-            # The file's maker died before it was complete, so any process may remove the file.
+            # The maker died before the file was complete, so any process may remove the file.
             if found == "unfinished" and _core.remove_unfinished(name.path):
                 continue  # another process may have removed it, and made a segment
             raise removal.refusal(name, found, version)
@@ -199,8 +199,8 @@ def _create(
     *,
     unlink_on_close: bool,
 ) -> _core.Handle | None:
-    """Return a handle on a new segment; None: another process has made one by now."""
-    # The token is odd, and so never 0, which means none.
+    """Return a handle on a new segment; None if another process has made one by now."""
+    # The token is odd, and so never 0, which means that there is no token.
     token = int.from_bytes(os.urandom(8)) | 1
     return _core.create(
         name.path,
@@ -214,7 +214,7 @@ def _create(
         is_private=spec.private,
         unlink_on_close=unlink_on_close,
         token=token,
-        # The key is random, so that nobody can choose row numbers of one bucket (row_index.hpp).
+        # A random key, so that nobody can choose row numbers of the same bucket (row_index.hpp).
         hash_key=os.urandom(32),
         mode=0o600 if spec.mode is None else spec.mode,
         arrays=arrays,

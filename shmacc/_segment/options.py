@@ -1,4 +1,4 @@
-"""The keyword arguments that all constructors of segments share, checked."""
+"""Checks the keyword arguments that all constructors of segments share."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ IfExists = Literal["attach", "error", "replace"]
 """What a constructor does if a segment of its name exists already."""
 
 BY_MAKER: Any = object()
-"""An `unlink_on_close` of True that is the maker's only: for those who remove the names themselves,
-and whose makers may end otherwise."""
+"""A value of `unlink_on_close`: the maker removes the names, but no other process takes over this
+duty. For callers that remove the names themselves if the maker dies."""
 
 _LARGEST_UID = 2**32 - 2
 _OWNERS_BITS = 0o600
@@ -28,8 +28,8 @@ _IF_EXISTS: tuple[IfExists, ...] = ("attach", "error", "replace")
 class Options:
     """A constructor's keywords; `SparseConditionalAccumulator` describes them.
 
-    Shared arrays have neither lanes nor a capacity. `inherits` is whether a dead maker's duty to
-    remove the names is taken over.
+    Shared arrays have neither lanes nor a capacity. `inherits` says whether this process takes over
+    a dead maker's duty to remove the names.
 
     Raises:
         InvalidArgumentError: A keyword has an impossible value.
@@ -59,7 +59,7 @@ class Options:
 
 
 def checked_owners(owners: object) -> Owners:
-    """Return `owners` in the form that is kept and pickled.
+    """Check `owners`; return them in the form in which objects keep and pickle them.
 
     Raises:
         InvalidArgumentError: `owners` is neither "mine" nor "any" nor an iterable of uids.
@@ -93,6 +93,6 @@ def _mode_bits(mode: object) -> int | None:
     bits = arguments.int64(mode, "mode")
     if not 0 <= bits <= 0o777:  # noqa: PLR2004  permission bits
         raise InvalidArgumentError(f"mode must be permission bits, 0 to 0o777, but was {bits:#o}")
-    if bits & _OWNERS_BITS != _OWNERS_BITS:  # its owner must keep access
+    if bits & _OWNERS_BITS != _OWNERS_BITS:  # the owner must keep access
         raise InvalidArgumentError(f"mode must let its owner read and write, but was {bits:#o}")
     return bits

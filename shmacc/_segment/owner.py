@@ -1,4 +1,4 @@
-"""The base of objects that own a handle; one that is collected unclosed warns, as files do."""
+"""The base of objects that own a handle. Like files, they warn if they are collected unclosed."""
 
 import os
 import sys
@@ -18,10 +18,10 @@ class Owner:
 
     An object that a user has opened, by a constructor or ``attach``, gives a ``ResourceWarning`` if
     it is collected unclosed. Four sorts of objects do not warn, since no user could have closed
-    them: an object that lives until the end of the process, where all are closed; a forked child's
-    copy of its parent's object; an unpickled object, since a function to which multiprocessing
-    passes an object cannot know whether that is the parent's (fork) or a new one; and an object
-    whose constructor fails or is interrupted.
+    them: objects that live until the end of the process, which closes them; a forked child's copies
+    of its parent's objects; unpickled objects, since a function that multiprocessing calls cannot
+    know whether an object is the parent's (fork) or a new one; and objects whose constructor fails
+    or is interrupted.
     """
 
     __slots__ = ("_opener",)
@@ -29,13 +29,13 @@ class Owner:
     _handle: _core.Handle
     _finalizer: "weakref.finalize[..., Any]"
     _shared_name: str
-    _opener: int | None  # the pid that must close it; absent or None: nobody must
+    _opener: int | None  # the process that must close it; absent or None: no process must
 
     def _opened_by_user(self) -> None:
-        """Warn from now on if this is collected unclosed. Call it as the last step of opening."""
+        """From now on, warn if this object is collected unclosed. The last step of opening."""
         self._opener = os.getpid()
 
-    def __del__(  # the functions are parameters since a dying interpreter clears modules
+    def __del__(  # functions are parameters, since a dying interpreter clears modules
         self,
         pid: Callable[[], int] = os.getpid,
         finalizing: Callable[[], bool] = sys.is_finalizing,
@@ -46,11 +46,11 @@ class Owner:
             try:
                 warn(what, ResourceWarning, stacklevel=2, source=self)
             finally:
-                self._finalizer()  # now: a traceback or a log of the warning may keep this object
+                self._finalizer()  # now, since a traceback or log may keep this object alive
 
     def _close(self, error: BaseException | None = None) -> None:
-        """Close; `error` is the exception that left the accumulator's ``with`` block, if any."""
-        # Do not call the finalizer: it must still be alive if this is interrupted.
+        """Close. `error` is the exception that left the accumulator's ``with`` block, if any."""
+        # Do not call the finalizer: if this is interrupted, it must still be able to run.
         self._opener = None
         exits.end(self._handle, exits.Hook.OBJECT, error)
         exit_hooks.cancel(self._finalizer)

@@ -1,7 +1,7 @@
 """Looks up segments by name, and removes their names.
 
-Python never opens a segment's file itself: closing the file would drop the record locks that this
-process relies on.
+Python code never opens a segment's file: closing the file would drop the record locks that this
+process has on it.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ class UnfinishedError(DataLossError):
 
 
 def view(name: SegmentName) -> _core.SegmentView:
-    """Return a view of the segment; the right to read is enough.
+    """Return a view of the segment. The user needs only the right to read.
 
     Raises:
         NotFoundError: There is no file under the name.
         UnfinishedError: The file is empty or unfinished.
-        DataLossError: The file is no segment, or one of another version.
-        PermissionDeniedError: This user may not read it.
+        DataLossError: The file is no segment, or a segment of another version.
+        PermissionDeniedError: This user may not read the file.
     """
     try:
         found, version, made = _core.view(name.path)
@@ -78,7 +78,7 @@ def unlink(name: SegmentName, token: int, handle: _core.Handle) -> None:
                 raise error.about(name.system_name) from None
         else:
             return
-    _unlink_closed(name, token)  # also if another thread has closed it just now
+    _unlink_closed(name, token)  # another thread may have closed it just now
 
 
 def _unlink_closed(name: SegmentName, token: int) -> None:
@@ -87,7 +87,7 @@ def _unlink_closed(name: SegmentName, token: int) -> None:
     except (NotFoundError, UnfinishedError):
         return
     except DataLossError as error:
-        # A segment of another version has the name, so this one has lost it.
+        # A segment of another version has this name, so our segment has lost it.
         if error.version is not None:
             return
         raise
@@ -108,14 +108,14 @@ def unlink_viewed(
     Args:
         name: The segment's name.
         viewed: A view of the segment.
-        if_unused: Whether to remove it only if the name leads to it and no living process has it
-            attached, not even this one.
+        if_unused: Whether to remove the segment only if the name leads to it and no living process
+            has it attached, not even this process.
 
     Raises:
         PermissionDeniedError: The segment is another user's.
         DeadlineExceededError: Another process holds the name lock for too long.
     """
-    # Check this before the mark: who may not remove the name must not mark it as removed.
+    # Check this first: a user who may not remove the name must not mark it as removed.
     may_remove(name)
     semaphore = semaphore_path(name.system_name, viewed.config()["token"])
     try:
@@ -174,7 +174,7 @@ def is_taken(name: SegmentName) -> bool:
     """Return whether the name is taken. First finish a removal that a dead process began."""
     try:
         with contextlib.closing(view(name)) as viewed:
-            # The segment is marked as removed, but still has a name: its remover died in between.
+            # The segment is marked as removed, but still has a name: the remover died in between.
             if viewed.unlinked:
                 unlink_viewed(name, viewed, if_unused=False)
                 return False

@@ -1,11 +1,11 @@
 """Reads the records that runs (`shmacc.run`) keep in shared memory, and their namespaces.
 
-A run's record is shared arrays under a name that no shared_name has (`names.of_run`): what never
-changes as text (JSON), and a row of numbers for each of its processes, by role. The process that
-called `run` has it attached for as long as the run lasts, so the kernel proves whether it lives.
+A run's record consists of shared arrays, under a name that no shared_name has (`names.of_run`): a
+text of facts that never change, and a row of numbers for each role. The process that called `run`
+has the record attached until the run ends, so the kernel knows whether it lives.
 
-A row is written in one go while others read it. It begins and ends with a number that each write
-counts up: two equal reads of a row that begins and ends alike are one write's.
+A row may be read while it is written. It begins and ends with the same counter, which each write
+increases. So if two reads are equal, and begin and end alike, they are the result of one write.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from shmacc.errors import DataLossError, ShmaccError
 
 ROW = struct.Struct("=9q")
 _ROLE = re.compile(r"[a-z]+( [0-9]+)?")
-LOOP_ENDS = 4  # so many ends of one role in a short time are a crash loop
-_READS = 100  # of a row, until two are equal; a writer that was killed may leave unequal ends
+LOOP_ENDS = 4  # this many ends of a role in a short time are a crash loop
+_READS = 100  # tries to read a row twice alike; a killed writer may leave a row half written
 
 
 class State(enum.IntEnum):
-    """What a role's process does.
+    """The state of a role's process.
 
     Attributes:
         DUE: No process runs; one is started, perhaps again, when it is due.
         RUNNING: A process runs.
         FINISHED: The role has returned, and is not started again.
-        ENDED: The role has ended otherwise, and is not started again.
+        ENDED: The process has ended without a return, and is not started again.
     """
 
     DUE = 0
@@ -48,16 +48,16 @@ class State(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a run's record says from the beginning.
+    """The facts in a run's record that never change.
 
     Attributes:
-        parent: The pid of the process that called `run`, as that knows it.
-        outer: The namespace in which it was called; None: none.
-        named: Whether the run has a name, and so may be gone on with.
+        parent: The pid of the process that called `run`, in its own pid namespace.
+        outer: The namespace in which `run` was called; None: outside of namespaces.
+        named: Whether the run has a name, and so can be continued.
         restarts: How often each process may be started again within 60 seconds.
         started: When `run` was called, in seconds since the epoch.
-        command: The command line that called it, as a shell takes it; empty: it is not known.
-        folder: The folder of the process that called it, then; empty: it was removed.
+        command: The command line that called `run`, quoted for a shell; empty: unknown.
+        folder: The folder in which `run` was called; empty: it was removed.
         roles: The roles: "chief", "worker 0", ...
     """
 
@@ -78,7 +78,7 @@ class Facts:
 
     @classmethod
     def of_text(cls, text: bytes) -> Self:
-        """Return the facts that a record stores; ValueError if the text has none."""
+        """Return the facts that a record's text has; ValueError if they are malformed."""
         fields = text.decode(errors="surrogateescape").split("\0")
         parent, outer, named, restarts, started, command, folder, *roles = fields
         if (outer and not names.is_namespace(outer)) or not all(map(_ROLE.fullmatch, roles)):
@@ -91,17 +91,17 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One of a run's processes, and those that take its place one after the other.
+    """A role in a run. One process at a time has it; when it ends, another may be started.
 
     Attributes:
         role: "chief", "worker 0", ...
-        state: What it does.
-        pid: The pid, as the run's process knows it; 0: none runs.
-        ends: How often it had ended within 60 seconds, at its last end.
-        at: When the next one is started, in seconds since the epoch; else, since when it does this.
-        ended: When one last ended; 0: none has.
-        fourth_last_end: When the last end but three was; 0: there were fewer.
-        restarts: How often it was started again since the run began.
+        state: The state of the role's process.
+        pid: The process's pid, in the pid namespace of the run's parent; 0: no process runs.
+        ends: At the last end, how many ends there had been within 60 seconds.
+        at: When the next process is due, or when this state began; in seconds since the epoch.
+        ended: When the last process ended; 0: none has ended.
+        fourth_last_end: When the fourth-last end was; 0: there were fewer ends.
+        restarts: How often the role was started again since the run began.
     """
 
     role: str
@@ -116,13 +116,13 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run's record, as it was read.
+    """The contents of a run's record.
 
     Attributes:
-        name: The record's name; its namespace is that of the run's children.
+        name: The record's name. Its namespace is the namespace of the run's children.
         facts: The facts that never change.
-        holders: The process that called `run`, living or dead: nobody else has it attached.
-        roles: The run's processes.
+        holders: The process that called `run`, living or dead; no other has it attached.
+        roles: The run's roles.
     """
 
     name: SegmentName
@@ -141,7 +141,7 @@ def read(name: SegmentName) -> Record:
 
     Raises:
         DataLossError: The record is damaged.
-        Everything else as for `removal.view`.
+        All other errors are those of `removal.view`.
     """
     with contextlib.closing(removal.view(name)) as view:
         text, rows = view.table(0, 0), view.table(0, 1)
@@ -181,9 +181,9 @@ def records() -> list[SegmentName]:
 
 
 def started_in(is_meant: Callable[[str | None], bool]) -> list[SegmentName]:
-    """Return the records of the runs that were started in such namespaces, or in these runs.
+    """Return the records of runs started in a namespace that `is_meant` accepts, or inside these.
 
-    A record that cannot be read is judged by its name.
+    If a record cannot be read, its name decides.
     """
     there = records()
     outer: dict[str | None, str | None] = {}
@@ -192,7 +192,7 @@ def started_in(is_meant: Callable[[str | None], bool]) -> list[SegmentName]:
             outer[name.namespace] = read(name).facts.outer
 
     def is_inside(inner: str | None) -> bool:
-        seen: set[str | None] = set()  # a record that another user has forged may lead in a circle
+        seen: set[str | None] = set()  # another user's forged record may lead in a circle
         while inner in outer and inner not in seen:
             seen.add(inner)
             inner = outer[inner]
@@ -205,9 +205,9 @@ def started_in(is_meant: Callable[[str | None], bool]) -> list[SegmentName]:
 
 
 def of_namespaces(namespace: str) -> Callable[[str | None], bool]:
-    """Return whether a namespace is this one, or inside it.
+    """Return a function that tells whether a namespace is this one, or inside it.
 
-    A run that was started elsewhere may have a namespace that begins alike. It is not inside.
+    A run started elsewhere may have a namespace that begins alike, but is not inside.
     """
     inside = {name.namespace for name in started_in(lambda other: other == namespace)}
     elsewhere = [
@@ -225,9 +225,9 @@ def of_namespaces(namespace: str) -> Callable[[str | None], bool]:
 
 
 def remove_namespace(namespace: str) -> None:
-    """Remove all names in a namespace and in those inside it, in use or not; then the records.
+    """Remove all names in a namespace and in namespaces inside it, even names in use.
 
-    As long as a run's record is there, it can be told what the other names are.
+    Remove the runs' records last: until then, they say which other names belong to the runs.
     """
     is_inside = of_namespaces(namespace)
     found = []

@@ -1,4 +1,4 @@
-"""What a segment is made of: what a constructor asks for, or what an existing segment has."""
+"""The specs of segments and members: as a constructor asks for them, or as they exist."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from shmacc._values.arguments import describe_shape
 from shmacc._values.dtypes import DType
 
 NOT_REDUCED = "SUM"
-"""The reduction of arrays: a segment has a place for one, which nobody reads."""
+"""The reduction of arrays: each segment stores a reduction, but nobody reads an array's."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """One member: an array; accumulators and parameters have members with more properties.
+    """An array as a member of a segment; members of accumulators and parameters extend this class.
 
     Attributes:
-        noun: A word for the member, for messages.
-        name: The member's name; that of a single accumulator's member is empty.
+        noun: The word for such a member in messages.
+        name: The member's name; empty in a single accumulator.
         kind: "sparse", "dense" or "table".
         dtype: The dtype of its numbers.
-        shape: The declared shape, None for unknown dimensions; None for an unknown rank. That of a
-            table is the shape of a row.
+        shape: The declared shape, with None for unknown dimensions; None: the rank is unknown. The
+            shape of a table is the shape of its rows.
     """
 
     noun: ClassVar[str] = "array"
@@ -35,15 +35,15 @@ class MemberSpec:
     shape: Shape
 
     def described(self) -> str:
-        """Return the member's description in messages and in saved states, whose format it is."""
+        """Return the member's description. It is part of the format of saved states."""
         return f"{self.dtype.name} {describe_shape(self.shape)}"
 
     def properties(self) -> dict[str, str | None]:
-        """Return what must agree if the member exists; None agrees with anything."""
+        """Return the properties that must agree with an existing member's; None always agrees."""
         return {"dtype": self.dtype.name, "shape": describe_shape(self.shape)}
 
     def config(self) -> tuple[Any, ...]:
-        """Return the member as the extension takes it."""
+        """Return the member in the extension's form."""
         return self._config()
 
     def _config(
@@ -78,12 +78,12 @@ class Spec(Generic[_Member]):
     Attributes:
         kind: "sparse", "dense", "group", "arrays" or "parameters".
         members: The members, in order.
-        reduction: The reduction; in a group, that of members without their own.
-        lanes: How many applies go on at a time; None: 1, or as an existing accumulator has it.
-        capacity: How many gradients may be pending; None: any number, or as an existing accumulator
-            has it.
-        mode: Permission bits of segment and semaphore; None: 0600, or as an existing segment has
-            them.
+        reduction: The reduction; in a group, the reduction of members without their own.
+        lanes: How many applies go on at a time; None: 1, or the number of an existing accumulator.
+        capacity: How many gradients may be pending; None: any number, or the capacity of an
+            existing accumulator.
+        mode: Permission bits of segment and semaphore; None: 0600, or the mode of an existing
+            segment.
         private: Whether the segment is removed with its creator.
     """
 
@@ -104,8 +104,8 @@ class Spec(Generic[_Member]):
         Args:
             config: The segment's configuration, from the extension.
             mode: The permission bits of the segment's file.
-            member: Returns the spec of a member with this number and configuration; or raises
-                DataLossError, as this does then.
+            member: Returns the spec of a member with this number and configuration. If it raises
+                DataLossError, so does this.
         """
         return cls(
             layout.KIND_NAMES[config["kind"]],
@@ -119,13 +119,13 @@ class Spec(Generic[_Member]):
 
 
 def differences(existing: Spec[Any], asked: Spec[Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield where a segment differs from what was asked for, as (what, existing, asked).
+    """Yield each difference between an existing segment and `asked`: (what, existing, asked).
 
-    Both are of the same kind. The order of members does not matter.
+    Both have the same kind. The order of members does not matter.
     """
     has = {member.name: member for member in existing.members}
     wants = {member.name: member for member in asked.members}
-    # Compare in the constructor's order, so that the error names the first difference.
+    # Compare in the constructor's order, so that errors name the first difference in that order.
     for name in wants | has:
         yield from _of_member(has.get(name), wants.get(name))
     pairs: list[tuple[str, object, object]] = [

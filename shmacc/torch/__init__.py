@@ -1,8 +1,8 @@
 """Training a torch model in several processes that may die: replicas and their chief.
 
 The chief has the optimizer; the replicas compute gradients. Parameters are in shared memory, where
-the chief's optimizer updates them in place. The gradients of a model are one group, so that each
-replica's gradient is in an update wholly or not at all, and only once.
+the chief's optimizer updates them in place. The gradients of a model are one group. So an update
+has each replica's gradient wholly or not at all, and only once.
 """
 
 from shmacc.torch._block import Update

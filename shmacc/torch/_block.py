@@ -1,4 +1,4 @@
-"""The update of a round, as its block sees it, and what the block may ask of it."""
+"""The update of a round, in the form that the round's block gets, and may change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ class BlockChanges:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The update that a round makes: its number, and whose gradients it has.
+    """The update that a round makes: its number, and the replicas whose gradients it has.
 
     Attributes:
         step: The number of the update, from 0.
-        replicas: The ranks whose gradients were averaged, ascending; in an asynchronous round, a
+        replicas: The ranks whose gradients were averaged, ascending; in an asynchronous round, one
             rank for each gradient. Empty if all replicas left while the round waited: then no
             parameter has a gradient, and `global_step` stays the same.
-        weight: The total weight of the gradients: samples, if replicas say how many they had.
+        weight: The total weight of the gradients: samples, if replicas pass sample counts.
         round_step: The group's step in this round, which tables record with each changed row.
             Unlike `step`, it also counts rounds that made no update.
     """
@@ -48,7 +48,7 @@ class Update:
     _block: BlockChanges = field(repr=False, compare=False)
 
     def skip(self) -> None:
-        """Have the round end without an update: parameters, buffers and slots stay the same.
+        """Make the round end without an update: parameters, buffers and slots stay the same.
 
         What the block has written to buffers is undone.
 
@@ -67,9 +67,9 @@ class Update:
         self._block.skipped = True
 
     def remove(self, embedding: TableEmbedding, ids: Any) -> None:
-        """Have the update remove the rows of these ids from a table, after its other changes.
+        """Remove the rows of these ids from a table, as the last part of the update.
 
-        An id that comes again begins with its initial row. Ids that have no row are ignored.
+        An id that comes back later begins with its initial row. Ids that have no row are ignored.
 
         Args:
             embedding: A `TableEmbedding` of the model.
@@ -85,17 +85,17 @@ class Update:
         self._block.removed[name] = np.concatenate([before, new])
 
     def forget(self, embedding: TableEmbedding, rounds: int) -> None:
-        """Have the update remove a table's rows that no update of the last `rounds` has changed.
+        """Remove, in the update, the rows of a table that the last `rounds` rounds did not change.
 
-        Rows that this round has stay. It looks at all rows of the table.
+        Rows in this round's gradients stay. This reads all rows of the table.
 
         Args:
             embedding: A `TableEmbedding` of the model.
-            rounds: Rows are removed whose last update is more than so many rounds before this one,
-                counted as `round_step` counts them; 0 or more.
+            rounds: A row is removed if its last update was more than this number of rounds ago,
+                counted as in `round_step`; 0 or more.
 
         Raises:
-            As for `remove`; also InvalidArgumentError: `rounds` is no integer, or negative.
+            The errors of `remove`; also InvalidArgumentError if `rounds` is no integer or negative.
         """
         name = self._name_to_remove_from(embedding)
         self._block.forgotten[name] = steps_to_forget(rounds, name)
@@ -110,7 +110,7 @@ class Update:
         return self._name_of(embedding)
 
     def ids(self, embedding: TableEmbedding) -> IndexArray:
-        """Return the ids whose gradients the round has, ascending: one for each row of ``.grad``.
+        """Return the ids of the round's gradients, ascending: one id for each row of ``.grad``.
 
         Args:
             embedding: A `TableEmbedding` of the model.

@@ -1,7 +1,7 @@
-"""The buffers of a chief's model: a block's writes to them are a part of the round's update.
+"""The buffers of a chief's model. What a block writes to them is part of the round's update.
 
-With an optimizer of `shmacc.optim` they are copies of the shared buffers, which each round renews;
-otherwise they are in the shared memory.
+With an optimizer of `shmacc.optim`, the model has copies of the shared buffers, renewed in each
+round; otherwise it has the shared buffers themselves.
 """
 
 from typing import Any
@@ -18,15 +18,15 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Buffers:
-    """A model's buffers, as they were after the last round.
+    """A model's buffers, and copies of them from the end of the last round.
 
     Attributes:
-        own: The buffers by name; the model has these, whatever is assigned to their names.
-        changing: Whether a block may write them: until `follow`, all their changes are a block's.
+        own: The buffers by name. The model always gets these back, even if others were assigned.
+        changing: Whether a block may write them: then all changes until `follow` are the block's.
     """
 
     def __init__(self, model: nn.Module, shared: SharedArrays, *, placed: bool) -> None:
-        """Take the model's buffers; `placed`: they are in the shared memory."""
+        """Begin with the model's buffers; `placed` says whether they are in shared memory."""
         self.own: dict[str, torch.Tensor] = on_model.buffers(model)
         self._model, self._shared, self._placed = model, shared, placed
         self._path = {on_model.plain(path): path for path, _ in model.named_buffers()}
@@ -39,7 +39,7 @@ class Buffers:
         """Undo writes outside of a block, and take over the shared buffers."""
         if not self.changing and not self._placed:
             self._undone += self.written()
-        self.changing = True  # an exception may end this
+        self.changing = True  # set before the loop, which an exception may end
         for name, own in self.own.items():
             module, attribute = self._home(name)
             if getattr(module, attribute, None) is not own:
@@ -54,7 +54,7 @@ class Buffers:
         self.changing = False
 
     def check(self) -> None:
-        """Do as `follow` does, and raise if a write was undone.
+        """Do what `follow` does, and raise if a write was undone.
 
         Raises:
             FailedPreconditionError: A buffer was written outside of a block.
@@ -75,7 +75,7 @@ class Buffers:
         A tensor that was assigned to a buffer's name is copied into the buffer.
 
         Raises:
-            InvalidArgumentError: What was assigned is no tensor of the buffer's shape and dtype.
+            InvalidArgumentError: The assigned value is no tensor of the buffer's shape and dtype.
         """
         return [name for name, own in self.own.items() if self._is_written(name, own)]
 
@@ -98,12 +98,12 @@ class Buffers:
         return True
 
     def _has_passed_forward(self, passes: str, module: nn.Module) -> bool:
-        """Return whether statistics are those of a forward pass in training mode.
+        """Return whether a forward pass in training mode has changed a module's statistics.
 
-        The chief's last until the next round only: a round's are the mean of the replicas'.
+        Such changes are not the block's: the next round replaces them by the mean of the replicas'.
 
         Args:
-            passes: The name of the module's count of such passes, if it has one.
+            passes: The name of the buffer, if any, that counts the module's passes.
             module: The module.
         """
         before: Any = self._before.get(passes)
@@ -128,7 +128,7 @@ def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view in which a NaN equals itself, and 0.0 is not -0.0."""
+    """Return a view as integers, in which a NaN equals itself, and 0.0 differs from -0.0."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.detach().view(_BITS[tensor.element_size()])

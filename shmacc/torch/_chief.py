@@ -1,4 +1,4 @@
-"""The chief's side of training: rounds that update shared parameters, checkpoints, the end."""
+"""The chief's side of training: it makes rounds that update shared parameters, and ends the run."""
 
 import os
 import threading
@@ -60,7 +60,7 @@ class Chief(ModelInMemory):
             raise InvalidArgumentError(
                 f"total_num_replicas must be 1 to {run.MOST_REPLICAS}, but was {total}"
             )
-        names.segment_name(shared_name)  # refuses None: no training is private
+        names.segment_name(shared_name)  # refuses None: a training always has a name
         own = on_model.tensors(model)
         check_attributes(model, own)
         members = on_model.member_specs(model)
@@ -89,7 +89,7 @@ class Chief(ModelInMemory):
         try:
             self._updates = self._place.updates(chosen, contents, params, **options)
         except InvalidArgumentError as error:
-            if error.what is not None:  # what exists is for another model or optimizer
+            if error.what is not None:  # the existing training has another model or optimizer
                 error.add_note(
                     f"This training has two names, {shared_name!r} and {params!r}, that belong "
                     "together: remove both, when no process uses them. ('.left' has an element "
@@ -98,7 +98,7 @@ class Chief(ModelInMemory):
                 )
             raise
         self._shared = self._updates.arrays
-        on_failure = ExitStack()  # at once: a maker that is collected later ends a later training
+        on_failure = ExitStack()  # close at once: if collected later, it would end a later training
         try:
             on_failure.callback(self._shared.close)
             self._run, self._left = self._shared[run.RUN], self._shared[run.LEFT]
@@ -177,11 +177,11 @@ class Chief(ModelInMemory):
 
     @property
     def active(self) -> int:
-        """How many replicas have not left; one that has not come yet counts.
+        """How many replicas have not left. Replicas that have not come yet count.
 
         Between two rounds this waits, with the last round's timeout, until the next round has
         gradients or all replicas have left: `while replicas.active` ends without an empty round.
-        If the wait fails, the next round raises the error.
+        If this wait fails, the next round raises its error.
         """
         turn = self._turn
         if self._maker == os.getpid() and turn.thread == threading.get_ident() and not turn.error:
@@ -193,7 +193,7 @@ class Chief(ModelInMemory):
                 except ShmaccError as error:
                     turn.error = error if turn.waits[0] != 0 else None
                 except BaseException:
-                    turn.run.close()  # if the exception came when it had entered the round
+                    turn.run.close()  # it may have entered the round before the exception
                     raise
         return self._present
 
@@ -211,22 +211,22 @@ class Chief(ModelInMemory):
         """Wait for gradients, and let the block update the parameters with their mean.
 
         When the block begins, each parameter's ``.grad`` is the mean of the round's gradients,
-        weighted by samples if replicas say how many they had; None if no replica had a gradient.
-        The block calls ``optimizer.step()``. After the block, replicas use the new parameters.
+        weighted by samples if replicas pass their number; None if no replica had a gradient. The
+        block calls ``optimizer.step()``. After the block, replicas use the new parameters.
 
         With an optimizer of torch, an exception or a death in the block may leave the parameters
         half updated: then rounds raise FailedPreconditionError until `load_state_dict` is called.
 
         With an optimizer of `shmacc.optim` the end of the block makes the update, from the values
         that ``.grad`` has then. An exception or a death before that changes nothing. After a
-        chief's death the next round has the same gradients again, unless their update was complete:
-        parameters are those of a run without deaths. `Update.skip` drops bad gradients.
+        chief's death, the next round has the same gradients, unless their update was complete. So
+        parameters become the same as without deaths. `Update.skip` drops bad gradients.
 
         Args:
             timeout: Seconds to wait for the gradients; None: for ever.
             on_death: "raise": WorkerDiedError if a replica's process died, or an exception left its
-                ``with`` block, also before its first gradient; each such event ends one wait.
-            learning_rate: For this update, instead of the optimizers' own and the schedule's: a
+                ``with`` block, even before its first gradient. Each such event ends one wait.
+            learning_rate: Replaces, for this update, the rates of optimizers and schedule: a
                 number, or a mapping from patterns of names to numbers.
 
         Returns:
@@ -240,9 +240,9 @@ class Chief(ModelInMemory):
             CancelledError: This object was closed by another thread.
             FailedPreconditionError: All replicas have left; the parameters may be half updated; or
                 the model is not in shared memory any more.
-            InvalidArgumentError: A learning rate without an optimizer of `shmacc.optim`; or, with
-                such an optimizer, the block changed the shape or rows of a ``.grad``, or removed
-                it. The round is open again.
+            InvalidArgumentError: A learning rate was given without an optimizer of `shmacc.optim`;
+                or, with such an optimizer, the block changed the shape or rows of a ``.grad``, or
+                removed it. The round is open again.
         """
         self._updates.check_rate(learning_rate)
         return _core.GeneratorBlock(self._block((timeout, on_death), learning_rate))
@@ -262,7 +262,7 @@ class Chief(ModelInMemory):
         if turn.state == "open":
             turn.waits = waits
         else:
-            inside = turn.state in {"blocked", "running"}  # or another thread is
+            inside = turn.state in {"blocked", "running"}  # of this thread or another one
             turn = self._next(waits, ahead=False)
             if not inside:
                 self._turn = turn
@@ -276,7 +276,7 @@ class Chief(ModelInMemory):
             turn.run.close()
 
     def _round(self, turn: Turn) -> Generator[Update, None, None]:
-        """Yield an update when its round is open, and again for its block."""
+        """Yield the update when its round is open, and yield it again to the block."""
         timeout, on_death = turn.waits
         seconds = arguments.timeout(timeout)
         end = None if seconds is None else time.monotonic() + seconds
@@ -286,8 +286,8 @@ class Chief(ModelInMemory):
             left = None if end is None else max(0.0, end - time.monotonic())
             with self._group.round(self._required(), timeout=left, on_death=on_death) as taken:
                 self._others.begins(self.global_step)
-                # While this chief waited, another one died between its update and the commit: these
-                # gradients are in that update.
+                # While this chief waited, another chief may have died between its update and the
+                # commit. Then its update already has these gradients.
                 done = taken.step < self._updates.done
                 empty = not (taken.contributors < run.LEAVING).any()
                 if done:
@@ -303,7 +303,8 @@ class Chief(ModelInMemory):
                     update = self._begin(taken)
                     yield update
                     yield from self._in_block(turn, taken, update)
-                # Before the commit: an exception after it must not make the next round another's.
+                # Before the commit: after an exception this round must not look like another
+                # chief's.
                 self._others.ends(self.global_step)
             self._buffers.follow()
             if not done:
@@ -312,7 +313,7 @@ class Chief(ModelInMemory):
     def _in_block(
         self, turn: Turn, taken: GroupTaken, update: Update
     ) -> Generator[Update, None, None]:
-        """Yield the update, then make it."""
+        """Yield the update to the block. When the block has ended, make the update."""
         self._updates.check(self._group)
         self._buffers.check()
         block = update._block  # noqa: SLF001
@@ -336,7 +337,7 @@ class Chief(ModelInMemory):
         # An asynchronous replica's contributors are rank + total * serial.
         ranks = [int(who) % self._total for who in taken.contributors if who < run.LEAVING]
         leaving = len(taken.contributors) - len(ranks)
-        # A replica leaves by an empty gradient, of weight 1.
+        # A replica leaves by an empty gradient of weight 1.
         weight = taken.weight - leaving
         for name, trained in self._trained.items():
             trained.grad = None
@@ -357,19 +358,19 @@ class Chief(ModelInMemory):
         return rate
 
     def _end(self, taken: GroupTaken, block: BlockChanges | None) -> None:
-        """Make the update; also write buffers, the run's numbers and who has left.
+        """Make the update. It also writes buffers, the run's numbers, and which replicas have left.
 
-        block: what the round's block has asked for; None: skip the round.
+        `block` has the changes that the round's block asked for; None: skip the round.
         """
         ranks = taken.contributors[taken.contributors < run.LEAVING] % self._total
         leaving = taken.contributors[taken.contributors >= run.LEAVING] - run.LEAVING
         buffers: dict[str, Any] = {
             name: taken[name].value for name in self._buffers.own if name in taken
         }
-        # Copies: these arrays change only with the update, as a whole.
+        # Use copies: the arrays themselves change only with the whole update.
         numbers, left = self._run.copy(), self._left.copy()
         left[ranks] = False  # a replica that gives a gradient has come back
-        left[leaving] = True  # set last: the round may also have their last gradients
+        left[leaving] = True  # after `ranks`: the round may also have their last gradients
         numbers[run.STEP] += bool(len(ranks))
         values = {run.RUN: numbers, run.LEFT: left}
         if block is None or block.skipped:
@@ -385,9 +386,9 @@ class Chief(ModelInMemory):
     def close(self) -> None:
         """End the training: replicas that wait return, and the names are removed. Idempotent.
 
-        The model keeps its parameters, and can be trained on by itself. A killed chief leaves the
-        names, so that its replacement finds replicas and parameters. A call in a forked child of
-        the chief does not end the training.
+        The model keeps its parameters, and this process may train it further. A killed chief leaves
+        the names, so that its replacement finds replicas and parameters. In a forked child of the
+        chief, this does not end the training.
         """
         try:
             if self._maker == os.getpid():

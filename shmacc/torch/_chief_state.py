@@ -1,4 +1,4 @@
-"""The model that a chief trains: in shared memory, checked before each use, saved and loaded."""
+"""Checks, saves and loads the model that a chief trains in shared memory."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from shmacc.torch._updates import Atomic, InPlace
 
 
 class ModelInMemory:
-    """The part of a chief that concerns its model."""
+    """The methods of a chief that check, save and load its model."""
 
     _asynchronous: bool
     _model: nn.Module
@@ -45,11 +45,11 @@ class ModelInMemory:
 
     @property
     def _trained(self) -> dict[str, Any]:
-        """The parameters, and embeddings with tables, which have a ``.grad`` in a block."""
+        """The parameters, and the embeddings with tables: all that have a ``.grad`` in a block."""
         return {**self._parameters, **self._tables}
 
     def _give_up(self) -> None:
-        """Give up a round that `active` has entered."""
+        """Give up the round if `active` has entered it."""
         self._turn.give_up()
 
     def _check_model(self) -> None:
@@ -66,14 +66,14 @@ class ModelInMemory:
         It includes the state of optimizers of `shmacc.optim`, but not of torch's.
 
         Like a module's `state_dict`, it does not copy parameters: save it before the next round.
-        It has no timeout either: while another process is stopped in an update, it waits.
+        It has no timeout: it waits as long as another process is stopped in an update.
 
         Raises:
             FailedPreconditionError: The model is not in shared memory any more; or a buffer was
                 written outside of a block.
         """
         self._check_model()
-        if self._turn.state != "blocked":  # else what the block writes is not shared yet
+        if self._turn.state != "blocked":  # a block's own writes are not shared yet
             self._buffers.check()
         return {
             "step": self.global_step,
@@ -82,15 +82,15 @@ class ModelInMemory:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of `state_dict`; load that of an optimizer of torch yourself.
+        """Go on from a result of `state_dict`. Load the state of torch's optimizers yourself.
 
         Pending gradients are dropped. Running replicas go on with these parameters and this step,
-        without a restart. Replicas that have left stay so. As `state_dict`, it has no timeout.
+        without a restart. Replicas that have left stay away. Like `state_dict`, it has no timeout.
 
         Raises:
-            RuntimeError: The state is of another model; torch's message.
-            InvalidArgumentError: The state lacks that of these optimizers of `shmacc.optim`, or is
-                a model's own.
+            RuntimeError: The state is of another model. The message is torch's.
+            InvalidArgumentError: The state lacks the state of these optimizers of `shmacc.optim`,
+                or it is only a model's.
             FailedPreconditionError: The model is not in shared memory any more.
         """
         if not {"step", "model"} <= state.keys():
@@ -98,17 +98,17 @@ class ModelInMemory:
                 "This is no state_dict() of replicas. A model's own is what a new training starts "
                 "from: SyncReplicas(model, ..., initial=state)"
             )
-        self._check_shared()  # else others would not see what is loaded
-        # An open round has gradients of the parameters that this load replaces.
+        self._check_shared()  # in other memory, nobody would see what is loaded
+        # An open round has gradients from the parameters that this load replaces.
         self._give_up()
         self._others.forget()
-        # Gradients that replicas compute from a mixture of old and new parameters carry the group's
-        # present step. `advance_step`, below, drops those that have come; later ones are stale.
-        # Those of asynchronous replicas are never stale: a restore drops them at any time.
+        # A replica may compute a gradient from a mixture of old and new parameters. It has the
+        # group's present step, so `advance_step` below drops it, now or as stale when it comes.
+        # Gradients of asynchronous replicas are never stale: only a restore drops them.
         numbers = self._run.copy()
         numbers[run.STEP] = state["step"]
         left, pending = self._left.copy(), self._group.contributors()
-        left[pending[pending >= run.LEAVING] - run.LEAVING] = True  # no round will say so
+        left[pending[pending >= run.LEAVING] - run.LEAVING] = True  # no round will record this
         values = {run.RUN: numbers, run.LEFT: left}
         self._updates.load(self._group, self._model, state, values)
         if self._asynchronous and self._group.running:

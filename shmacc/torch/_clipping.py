@@ -1,4 +1,4 @@
-"""torch's clipping of gradients, also for sparse ones, which torch refuses, and for tables."""
+"""Clips gradients like torch, but also tables' gradients and sparse ones, which torch refuses."""
 
 import weakref
 from collections.abc import Container, Iterable, Iterator
@@ -15,11 +15,11 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 _Trained: TypeAlias = "nn.Module | torch.Tensor | Iterable[torch.Tensor | nn.Module]"
 
 _with_tables: dict[int, weakref.ref[nn.Module]] = {}
-"""The models of this process's chiefs and replicas that have tables, by their ids."""
+"""The models with tables of this process's chiefs and replicas, by ``id(model)``."""
 
 
 def watch(model: nn.Module) -> None:
-    """Have clipping refuse the parameters of a model without its tables."""
+    """From now on, refuse to clip a model's parameters without its tables."""
     key = id(model)
     _with_tables[key] = weakref.ref(model, lambda _: _with_tables.pop(key, None))
 
@@ -33,24 +33,24 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale gradients in place so that their norm, taken together, is at most `max_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients and does not see those of a
-    `TableEmbedding`: rows that a gradient does not have count as zeros. A sparse gradient is
+    `torch.nn.utils.clip_grad_norm_` refuses sparse gradients, and does not see the gradients of a
+    `TableEmbedding`. Here, rows that a gradient lacks count as zeros. A sparse gradient is
     coalesced first. Call it in a round's block, or in a replica before its step.
 
     Args:
-        parameters: The model, for all that it trains: parameters, and embeddings of tables. Or some
-            of it: parameters and modules, or one.
+        parameters: The model, to clip all its parameters and tables; or a parameter or module, or
+            several of them.
         max_norm: The largest norm.
         norm_type: The norm's order, ``float("inf")`` for the largest absolute value.
-        error_if_nonfinite: Whether a norm that is no finite number raises RuntimeError.
-        foreach: As torch's.
+        error_if_nonfinite: Whether to raise RuntimeError if the norm is not finite.
+        foreach: The same as in torch.
 
     Returns:
         The norm before clipping.
 
     Raises:
-        InvalidArgumentError: All parameters of a module without its tables that have gradients, as
-            by ``model.parameters()``; or what is given is none of the above.
+        InvalidArgumentError: All parameters of a module were given, as by ``model.parameters()``,
+            but not its tables with gradients; or `parameters` has something else.
     """
     dense = _dense(parameters)
     if not dense:
@@ -61,16 +61,16 @@ def clip_grad_norm_(
 def clip_grad_value_(parameters: _Trained, clip_value: float, foreach: bool | None = None) -> None:
     """Clamp each number of the gradients to +-`clip_value`, in place.
 
-    As `torch.nn.utils.clip_grad_value_`, also for sparse gradients, which are coalesced first, and
-    for tables.
+    Unlike `torch.nn.utils.clip_grad_value_`, this also clips tables, and sparse gradients, which
+    are coalesced first.
 
     Args:
-        parameters: Whose gradients are clipped, as for `clip_grad_norm_`.
+        parameters: What to clip, as for `clip_grad_norm_`.
         clip_value: The largest absolute value.
-        foreach: As torch's.
+        foreach: The same as in torch.
 
     Raises:
-        InvalidArgumentError: As for `clip_grad_norm_`.
+        InvalidArgumentError: The same as for `clip_grad_norm_`.
     """
     dense = _dense(parameters)
     if dense:
@@ -92,13 +92,13 @@ def _dense(parameters: _Trained) -> list[Any]:
         if gradient is not None and gradient.is_sparse:
             each.grad = gradient.coalesce()  # adds up rows that occur twice
             gradient = each.grad.detach().values()
-        if gradient is not None and gradient.numel():  # an empty one has no largest element
+        if gradient is not None and gradient.numel():  # an empty gradient has no largest element
             found.append(SimpleNamespace(grad=gradient))
     return found
 
 
 def _trained(item: Any) -> Iterator[Any]:
-    """Yield the parameters and embeddings of tables of a module, or the parameter itself."""
+    """Yield a module's parameters and its embeddings with tables; or the parameter itself."""
     if isinstance(item, nn.Module):
         yield from item.parameters()
         yield from (module for module in item.modules() if isinstance(module, TableEmbedding))
@@ -112,7 +112,7 @@ def _trained(item: Any) -> Iterator[Any]:
 
 
 def _gradient(trained: Any) -> "torch.Tensor | None":
-    """Return the gradient to change in place; of a replica's table that of its pending rows."""
+    """Return the gradient to change in place; for a replica's table, that of the pending rows."""
     gradient: torch.Tensor | None = trained.grad
     if gradient is None and isinstance(trained, TableEmbedding):
         return rows_of(trained).merged()
@@ -120,11 +120,11 @@ def _gradient(trained: Any) -> "torch.Tensor | None":
 
 
 def _refuse_without_tables(clipped: Container[int], named: AbstractSet[int]) -> None:
-    """Refuse to clip all of a module's parameters but not its tables: the caller forgot those.
+    """Refuse to clip all of a module's parameters but not its tables, which the caller forgot.
 
     Args:
         clipped: The ids of the parameters and tables that are clipped.
-        named: The ids of those that were given one by one, not as a module's.
+        named: The ids of parameters that were given one by one, not as part of a module.
     """
     for model in [found for ref in list(_with_tables.values()) if (found := ref()) is not None]:
         for path, table in model.named_modules():
@@ -147,7 +147,7 @@ def _has_gradient(table: TableEmbedding) -> bool:
 
 
 def _modules_with(model: nn.Module, path: str) -> Iterator[nn.Module]:
-    """Yield the module at this path, and those that it is part of."""
+    """Yield the module at this path, and the modules that contain it."""
     yield model.get_submodule(path)
     while path:
         path = path.rpartition(".")[0]
@@ -155,7 +155,7 @@ def _modules_with(model: nn.Module, path: str) -> Iterator[nn.Module]:
 
 
 def _covers(given: AbstractSet[int], module: nn.Module) -> bool:
-    """Return whether the parameters that were given include all of the module's with gradients."""
+    """Return whether the given parameters include all parameters of the module with gradients."""
     own = list(module.parameters())
     named = any(id(each) in given for each in own) if own else not given
     return named and all(each.grad is None or id(each) in given for each in own)

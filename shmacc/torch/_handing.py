@@ -1,9 +1,9 @@
-"""What one call of `Replica.step` hands over, so that a call that is interrupted can be finished.
+"""Keeps what a call of `Replica.step` hands over, so that an interrupted call can be finished.
 
 An exception may end `step` at any instruction: Ctrl-C, a signal's handler, a write to parameters.
-The process lives on, and the program goes on to another batch, or calls `step` again. Then each
-gradient is handed over once, and what `step` returns is true. So there is one commit point, and
-everything else follows from it.
+The process lives on, and the program goes on to another batch, or calls `step` again. Even then,
+each gradient must be handed over once, and `step` must return the truth. So there is one commit
+point, and everything else follows from it.
 
     1  begin      the replica keeps a `Handing`: one store
     2  set aside  gradients leave ``.grad``; a later backward pass does not add to them
@@ -12,11 +12,11 @@ everything else follows from it.
     4  go on      buffers are copied, then the replica keeps another `Position`: one store
     5  forget     the replica keeps no `Handing`: one store
 
-Only the answer decides whether a gradient was handed over. `step` itself settles what it can when
-an exception leaves it: without an answer it puts the gradients back, as if it had not been called;
-with an answer it goes on, if that needs no wait. If another exception comes meanwhile, the next
-call finds the `Handing`, and does the rest. Gradients that are in ``.grad`` then were computed
-later, or are those that were not set aside yet: these are the same objects.
+Only the answer decides whether a gradient was handed over. When an exception leaves `step`, `step`
+first settles what it can. Without an answer, it puts the gradients back, as if it had not been
+called. With an answer, it goes on, if that needs no wait. If another exception interrupts this, the
+next call finds the `Handing`, and does the rest. By then, ``.grad`` may have later gradients, or
+gradients that were not set aside yet, which are the same objects as in the `Handing`.
 
     interrupted        the next call of `step`, without new gradients     with new ones
     before 1           begins
@@ -24,15 +24,15 @@ later, or are those that were not set aside yet: these are the same objects.
     1 to 3, twice      applies                                            applies, then as below
     3 to 5             goes on, and returns whether they count            as below
 
-A gradient that is computed after another one was handed over: an asynchronous replica hands it over
-as another contributor, under a number that it has never used (`Replica._serial`). A synchronous one
-can hand it over only if the replica has gone on to another step (4) before the gradient was
-computed. Otherwise this step's round has this replica's gradient already, and in later rounds it
-is stale: it is dropped, and `step` returns False. But if it has the same numbers, then the program
-has computed the batch of its step again, and it is in the round: `step` says what became of that.
+What if a gradient is computed after another one was handed over? An asynchronous replica hands it
+over as another contributor, with a number that it has never used (`Replica._serial`). A synchronous
+replica can hand it over only if it had gone on to another step (4) before. Otherwise the round
+already has this replica's gradient for the step, and in later rounds the gradient is stale: it is
+dropped, and `step` returns False. But if both gradients have the same numbers, the program has
+computed the same batch again. Then `step` returns whether the first one counts.
 
-Not a fact to decide by: the contributors of the open round, since it may have been taken since; the
-counters of the process, since other threads and signal handlers apply, too.
+The open round's contributors cannot decide, since the round may have been taken meanwhile. The
+process's counters cannot decide, since other threads and signal handlers apply, too.
 """
 
 from collections.abc import Mapping
@@ -51,10 +51,10 @@ class Position:
     """Where a replica is in the training.
 
     Attributes:
-        step: The group's step when it went on; it was read before the parameters, so it is never
-            too new.
-        global_step: How many updates the parameters had.
-        made: How many times the replica has gone on.
+        step: The group's step at which the replica computes. It was read before the parameters, so
+            it is never too new.
+        global_step: How many updates the parameters had then.
+        made: How many times the replica has gone on to another step.
     """
 
     step: int
@@ -64,16 +64,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handing:
-    """A gradient on its way.
+    """A gradient that is being handed over.
 
     Attributes:
-        at: Where it was computed.
-        contributor: Who hands it over.
+        at: The position at which the gradient was computed.
+        contributor: The contributor that hands it over.
         weight: How many samples it counts for.
         gradients: The tensors that were in ``.grad``, by parameter's name.
         rows: The gradients of tables' rows.
-        answer: Whether the gradient counts; no answer: it is not handed over.
-        late: Whether another gradient has come for it meanwhile, and was dropped.
+        answer: Whether the gradient counts; without an answer, it was not handed over.
+        late: Whether another gradient for the same step was computed since, and dropped.
     """
 
     at: Position
@@ -86,7 +86,7 @@ class Handing:
 
 
 class Gradients:
-    """Where a replica's backward passes leave gradients.
+    """The parameters and tables in which a replica's backward passes leave gradients.
 
     Attributes:
         trained: The parameters, by name.
@@ -109,7 +109,7 @@ class Gradients:
         )
 
     def set_aside(self, handing: Handing) -> None:
-        """Remove these gradients from ``.grad``, if they are still there. Idempotent."""
+        """Remove the gradients of `handing` from ``.grad`` if they are still there. Idempotent."""
         for name, gradient in handing.gradients.items():
             if (parameter := self.trained[name]).grad is gradient:
                 parameter.grad = None
@@ -124,7 +124,7 @@ class Gradients:
             self.rows[name].put_back(pending)
 
     def has_later(self, handing: Handing) -> bool:
-        """Return whether backward passes have left gradients other than these."""
+        """Return whether backward passes have left gradients other than those of `handing`."""
         return any(
             parameter.grad is not None and parameter.grad is not handing.gradients.get(name)
             for name, parameter in self.trained.items()
@@ -134,7 +134,7 @@ class Gradients:
         )
 
     def are_again(self, handing: Handing) -> bool:
-        """Return whether the gradients now in ``.grad`` have the same numbers as these."""
+        """Return whether the gradients in ``.grad`` have the same numbers as those of `handing`."""
         now = self.begin(handing.at, 0, 1)
         return (
             now.gradients.keys() == handing.gradients.keys()

@@ -1,4 +1,4 @@
-"""Refuses models whose tensors share memory: each gets its own, and would not be shared then."""
+"""Refuses models whose tensors share memory: in shared memory, each tensor gets its own."""
 
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -11,22 +11,22 @@ from torch import nn
 from shmacc.errors import InvalidArgumentError
 
 _MOST_WORK = 1_000_000
-"""The most candidates that NumPy tries for one pair of tensors; those beyond count as overlapping.
-Two slices of one tensor need a handful."""
+"""The most candidates that NumPy tries for a pair of tensors. A pair that needs more counts as
+overlapping. Two slices of one tensor need a handful."""
 
 
 def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a tensor if it shares an element with another one, or if two of its elements are one.
+    """Refuse tensors that share an element, and a tensor of which two indices share an element.
 
-    Slices of one tensor that have no element in common are accepted, also interleaved ones.
+    Slices of one tensor without a common element are accepted, even if they are interleaved.
 
     Args:
-        tensors: By name, each once; on the CPU.
+        tensors: The tensors by name, each once; on the CPU.
 
     Raises:
-        InvalidArgumentError: Two share an element. The message names both, and says what to do.
+        InvalidArgumentError: An element is shared. The message says by what, and what to do.
     """
-    within: list[tuple[int, str]] = []  # the tensors that reach beyond this start: end, name
+    within: list[tuple[int, str]] = []  # (end, name) of earlier tensors that reach beyond `start`
     for start, name in sorted((one.data_ptr(), name) for name, one in tensors.items()):
         if not tensors[name].numel():
             continue
@@ -48,18 +48,18 @@ def check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_attributes(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse attributes of modules that are views of tensors without being registered.
+    """Refuse a module's attributes that are views of tensors, but are not registered.
 
-    They would stay in the old memory. The attribute that `torch.nn.utils.spectral_norm` leaves is
-    none of these: each forward pass makes it anew.
+    Such views would stay in the old memory. The attribute that `torch.nn.utils.spectral_norm`
+    leaves is accepted: each forward pass makes it anew.
 
     Args:
         model: The model.
         tensors: The model's parameters and buffers, by name, on the CPU.
 
     Raises:
-        InvalidArgumentError: An attribute, or an element of one that is a list, tuple or dict,
-            shares an element with a tensor. The message names both, and says what to do.
+        InvalidArgumentError: An attribute, or a member of a list, tuple or dict that is an
+            attribute, shares an element with a tensor. The message names both, and says what to do.
     """
     registered = {id(one) for one in (*model.parameters(), *model.buffers())}
     spans = sorted((one.data_ptr(), _end(one), name) for name, one in tensors.items())
@@ -99,7 +99,7 @@ def _remedy(first: str, one: torch.Tensor, second: str, other: torch.Tensor) -> 
             return "tie them by giving both modules one parameter"
         return "register one tensor under both names, or give one of them memory of its own (clone)"
     kept, left = (second, first) if one.numel() < other.numel() else (first, second)
-    if trained[0] != trained[1]:  # what is not trained follows what is
+    if trained[0] != trained[1]:  # keep the tensor that is trained
         kept, left = (first, second) if trained[0] else (second, first)
     how = f"self.{kept}.mT" if _are_transposed(one, other) else f"a view of self.{kept}"
     return (
@@ -113,7 +113,7 @@ def _are_transposed(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def place_of(one: torch.Tensor) -> tuple[Any, ...]:
-    """Return a key that two tensors share if they have the same memory, element for element."""
+    """Return a key, which is equal for tensors that have the same memory, element for element."""
     return one.data_ptr(), one.dtype, one.shape, one.stride()
 
 
@@ -136,7 +136,7 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _as_bytes(one: torch.Tensor) -> Any:
-    """Return an array in the tensor's memory, whatever its dtype; its contents are not read."""
+    """Return an array in the tensor's memory, for any dtype. Its contents are not read."""
     size = one.element_size()
     interface = {
         "version": 3, "data": (one.data_ptr(), True), "shape": tuple(one.shape),
@@ -146,7 +146,7 @@ def _as_bytes(one: torch.Tensor) -> Any:
 
 
 def _repeats(one: torch.Tensor) -> bool:
-    """Return whether two indices are the same element; an expanded dimension counts once."""
+    """Return whether two indices lead to the same element. Expanded dimensions do not count."""
     dimensions = sorted(
         (step, n) for n, step in zip(one.shape, one.stride(), strict=True) if n > 1 and step
     )
@@ -154,7 +154,7 @@ def _repeats(one: torch.Tensor) -> bool:
     for step, n in dimensions:
         apart = apart and step >= reach
         reach += (n - 1) * step
-    if apart:  # as of all tensors but some of as_strided
+    if apart:  # true for all tensors but some of as_strided
         return False
     places = np.zeros(1, np.int64)
     for step, n in dimensions:

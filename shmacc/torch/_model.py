@@ -23,7 +23,7 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name; a tied one has only its first name.
+    """Return parameters and buffers by name. A tied tensor has only its first name.
 
     Raises:
         InvalidArgumentError: The model cannot be trained from shared memory.
@@ -58,18 +58,18 @@ def unexpand(own: Mapping[str, torch.Tensor]) -> None:
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name; a tied one has only its first name."""
+    """Return the parameters by name. A tied parameter has only its first name."""
     return {plain(name): value for name, value in model.named_parameters()}
 
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers by name, without those that are parameters, too; a tied one once."""
+    """Return by name the buffers that are not also parameters. A tied buffer occurs once."""
     trained = set(model.parameters())
     return {plain(name): one for name, one in model.named_buffers() if one not in trained}
 
 
 def tables(model: nn.Module) -> dict[str, TableEmbedding]:
-    """Return the embeddings whose rows are a table's, by the table's name; a tied one once."""
+    """Return the embeddings with tables, by the table's name. A tied embedding occurs once."""
     return {
         plain(f"{path}.rows" if path else "rows"): module
         for path, module in model.named_modules()
@@ -83,7 +83,7 @@ def plain(name: str) -> str:
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """Return the model's state by plain names."""
+    """Return the model's state by `plain` names."""
     return {plain(name): value for name, value in model.state_dict().items()}
 
 
@@ -91,18 +91,18 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a state into a model; the state's model and this one may be compiled.
 
     Raises:
-        RuntimeError: The state is of another model; torch's message.
+        RuntimeError: The state is of another model. The message is torch's.
     """
     own = {plain(name): name for name in model.state_dict()}
     model.load_state_dict({own.get(plain(name), name): value for name, value in state.items()})
 
 
 def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
-    """Return the group's members: parameters that are trained, and buffers of numbers.
+    """Return the group's members: parameters that require grad, tables, and buffers of numbers.
 
     Parameters are reduced by CMEAN: as in one batch of all samples, the divisor is the weight of
-    the whole round, also for a parameter that some replica's loss does not depend on. Buffers
-    (running statistics) are the mean of the replicas that have changed them.
+    the whole round, even if some replica's loss does not depend on a parameter. Buffers (running
+    statistics) are the mean of the replicas that have changed them.
     """
     sparse = rows_alone(model)
     members: dict[str, TensorSpec] = {}
@@ -126,9 +126,9 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
 
 
 def rows_alone(model: nn.Module) -> set[str]:
-    """Return the parameters that get sparse gradients: only sparse embeddings have them.
+    """Return the names of parameters that get sparse gradients: only sparse embeddings have them.
 
-    A parameter that is tied to a dense layer's gets the sum of both gradients, which is dense.
+    If the parameter is tied to a dense layer, the sum of both gradients is dense.
     """
     dense: set[int] = set()
     sparse: set[int] = set()
@@ -146,10 +146,10 @@ def rows_alone(model: nn.Module) -> set[str]:
 def check_differences(
     own: Mapping[str, torch.Tensor], embeddings: Mapping[str, TableEmbedding], shared: SharedArrays
 ) -> None:
-    """Refuse a model other than the one whose tensors and tables are shared.
+    """Refuse a model whose tensors or tables differ from the shared ones.
 
     Raises:
-        InvalidArgumentError: The model has another tensor or table; the message names the first.
+        InvalidArgumentError: A tensor or table differs. The message names the first one.
     """
     theirs = {name: shared[name] for name in shared if not name.startswith(".")}
     at = {name: table for name, table in theirs.items() if isinstance(table, Table)}
@@ -173,17 +173,17 @@ def check_differences(
 
 
 def in_memory(array: ValueArray) -> torch.Tensor:
-    """Return a tensor in the array's memory; torch does not know if this is read-only."""
+    """Return a tensor in the array's memory. torch ignores that the memory may be read-only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return tensor(array)
 
 
 def place(own: Mapping[str, torch.Tensor], shared: SharedArrays) -> dict[str, Any]:
-    """Have the model's tensors use the shared memory; they stay the same objects.
+    """Move the model's tensors into the shared memory; they stay the same objects.
 
     Returns:
-        The place of each, for `check_in_place`.
+        The place of each tensor, for `check_in_place`.
     """
     for name, value in own.items():
         value.data = in_memory(shared[name])
@@ -194,7 +194,7 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -
     """Refuse a model that has left shared memory: others would not see what it computes.
 
     Raises:
-        FailedPreconditionError: A tensor has other memory; the message names it.
+        FailedPreconditionError: A tensor has other memory. The message names the tensor.
     """
     for name, place in places.items():
         if place_of(own[name]) != place:
@@ -206,15 +206,15 @@ def check_in_place(own: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -
 
 
 def check_same(model: nn.Module, shared: Mapping[str, Any], *, with_grad: bool) -> None:
-    """Refuse a model whose parameters were replaced: it does not compute with the shared ones.
+    """Refuse a model whose parameters were replaced, so that it does not use the shared ones.
 
     Args:
         model: The model.
-        shared: The model's parameters, and embeddings with tables, when it was shared.
-        with_grad: Whether to refuse an additional parameter, too, if it has a gradient.
+        shared: The parameters, and embeddings with tables, that the model had when it was shared.
+        with_grad: Whether to refuse also an additional parameter that has a gradient.
 
     Raises:
-        FailedPreconditionError: The message names the first.
+        FailedPreconditionError: A parameter was replaced or added. The message names the first.
     """
     own: dict[str, Any] = {**parameters(model)}
     if any(isinstance(one, TableEmbedding) for one in shared.values()):
@@ -237,7 +237,7 @@ def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[st
     """Refuse a model with a parameter that began to require grad after the model was shared.
 
     Raises:
-        FailedPreconditionError: The group has no member for its gradient; the message names it.
+        FailedPreconditionError: The group has no member for a parameter; the message names it.
     """
     for name, parameter in all_of_them.items():
         if parameter.requires_grad and name not in trained:
@@ -249,7 +249,7 @@ def check_trained(all_of_them: Mapping[str, nn.Parameter], trained: Container[st
 
 
 def given(trained: "nn.Module | nn.Parameter", taken: Any) -> torch.Tensor:
-    """Return a round's gradient of a parameter, or those of a table's rows."""
+    """Return a round's gradient of a parameter, or the gradients of a table's rows."""
     of_table = isinstance(trained, TableEmbedding)
     gradient: torch.Tensor = tensor(taken.values) if of_table else taken.to_torch()
     return gradient
@@ -258,7 +258,7 @@ def given(trained: "nn.Module | nn.Parameter", taken: Any) -> torch.Tensor:
 def gradients(
     left: Mapping[str, torch.Tensor], sparse: frozenset[str]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the gradients that backward passes have left in ``.grad``, as a group takes them.
+    """Yield the gradients that backward passes have left in ``.grad``, in a group's form.
 
     Raises:
         InvalidArgumentError: A member takes sparse gradients, but its gradient is dense.

@@ -17,7 +17,7 @@ from shmacc.torch import _model as on_model
 
 
 class Part(NamedTuple):
-    """A parameter of an optimizer of torch.
+    """A parameter of one of torch's optimizers.
 
     Attributes:
         kind: The name of torch's class.
@@ -31,26 +31,26 @@ class Part(NamedTuple):
 
 
 class OptimizerOfTorch(NamedTuple):
-    """What `optimizer_of` returns, for ``optimizer=`` of replicas.
+    """The result of `optimizer_of`, for the argument ``optimizer=`` of replicas.
 
     Attributes:
-        parts: One for each parameter.
+        parts: One `Part` for each parameter.
     """
 
     parts: tuple[Part, ...]
 
 
 OfModel = Optimizers | OptimizerOfTorch | Mapping[str, optim.Optimizer | OptimizerOfTorch]
-"""What a chief takes for its model: one for all, or by patterns of names, also of both kinds."""
+"""What a chief accepts as ``optimizer=``: one for all, or a mapping from patterns of names."""
 
 Schedule = Callable[[int], LearningRate]
-"""From the number of an update to its learning rate."""
+"""A function from the number of an update to its learning rate."""
 
 
 def optimizer_of(
     *optimizers: torch.optim.Optimizer, constraint: optim.Constraint | None = None
 ) -> OptimizerOfTorch:
-    """Return optimizers that compute as torch's; a chief's death leaves no update half made.
+    """Return optimizers that compute as torch's do, but survive a chief's death in an update.
 
     They have torch's hyperparameters; each group of parameters keeps its own::
 
@@ -63,12 +63,12 @@ def optimizer_of(
     Args:
         optimizers: SGD, Adagrad, Adam, AdamW, RMSprop or SparseAdam, before their first step.
             Several must not share parameters: SparseAdam and Adam, for instance.
-        constraint: What holds of the parameters' rows after each update, which torch has not; a
-            gradient that is dense changes all rows.
+        constraint: The limit for rows after each update, which torch does not have. A dense
+            gradient changes all rows.
 
     Raises:
-        InvalidArgumentError: An optimizer of another class, one with an option that is not honoured
-            (the message names it), or one that has made steps; no constraint of `shmacc.optim`.
+        InvalidArgumentError: An optimizer is of another class, has made steps, or has an option
+            that is not supported (the message names it); or `constraint` is not of `shmacc.optim`.
     """
     parts = []
     for optimizer in optimizers:
@@ -79,7 +79,7 @@ def optimizer_of(
                 f"{type(optimizer).__name__}"
             )
         name = type(optimizer).__name__
-        # Adagrad has a state from the beginning, of step 0.
+        # Adagrad always has a state, which begins with step 0.
         if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values()):
             raise InvalidArgumentError(
                 f"This {name} has made steps, of which it keeps what would be lost: make a new one"
@@ -94,13 +94,13 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
     """Return the optimizer of each parameter that requires grad, and of each table.
 
     Args:
-        given: One for all; a mapping from patterns of names; or None (then None is returned). What
-            `optimizer_of` returns is for those of its parameters that come to it.
+        given: One optimizer for all; a mapping from patterns of names; or None (returns None). A
+            result of `optimizer_of` is for its parameters that match its pattern.
         model: The model.
 
     Raises:
-        InvalidArgumentError: A parameter or a table has no optimizer, or one of torch that does not
-            take its gradients; or an optimizer is for something that is no parameter.
+        InvalidArgumentError: A parameter or a table has no optimizer, or an optimizer of torch that
+            does not accept its gradients; or an optimizer's parameter is not the model's.
     """
     parameters, tables = on_model.parameters(model), on_model.tables(model)
     if given is None:
@@ -114,7 +114,7 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
                 f"was torch's {type(chosen).__name__}: optimizer_of(it) makes one"
             )
     found = patterns.by_name(by_pattern, [*parameters, *tables], "an optimizer")
-    # Compare by identity: these tuples have parameters, which compare element by element.
+    # Compare by identity: `==` would compare the parameters in these tuples by element.
     for chosen in {id(one): one for one in found.values()}.values():
         if isinstance(chosen, OptimizerOfTorch):
             names = {name for name, one in found.items() if one is chosen}
@@ -147,11 +147,11 @@ def _of_torch(
     wanted: Collection[str],
     sparse: Collection[str],
 ) -> dict[str, optim.Optimizer]:
-    """Translate torch's optimizers: return each parameter's.
+    """Return the translated optimizer of each parameter of torch's optimizers.
 
     Raises:
-        InvalidArgumentError: A parameter is not the model's, is there twice, or is `wanted` and its
-            optimizer cannot take its gradients.
+        InvalidArgumentError: A parameter is not the model's, or occurs twice; or the optimizer of a
+            `wanted` parameter cannot accept its gradients.
     """
     names = {id(parameter): name for name, parameter in parameters.items()}
     found: dict[str, optim.Optimizer] = {}
@@ -171,7 +171,7 @@ def _of_torch(
 
 
 def _check_rows(name: str, kind: str, optimizer: optim.Optimizer, *, by_rows: bool) -> None:
-    # With sparse gradients, torch's momentum moves rows that the gradients do not have.
+    # With sparse gradients, torch's momentum also changes rows without a gradient.
     takes_rows = kind == "SparseAdam" or (
         kind in {"SGD", "Adagrad"}
         and not getattr(optimizer, "momentum", 0)
@@ -192,9 +192,9 @@ def _check_rows(name: str, kind: str, optimizer: optim.Optimizer, *, by_rows: bo
 
 
 def _convert(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> optim.Optimizer:
-    """Translate the optimizer of a group of parameters; remove the options that it honours."""
+    """Translate the optimizer of a parameter group. The converter removes options that it uses."""
     made = _CONVERTERS[kind](group)
-    # Options that no converter has taken must be as in an optimizer made without any.
+    # Each option that the converter left in the group must have its default.
     default = kind([nn.Parameter(torch.zeros(1, device="cpu"))]).param_groups[0]
     for option, value in group.items():
         if option == "initial_lr":
@@ -258,7 +258,7 @@ _CONVERTERS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], optim.
 
 
 def check_schedule(schedule: object, chosen: object) -> None:
-    """Refuse a schedule that is no function, or that has no optimizer of `shmacc.optim`."""
+    """Refuse a schedule that is no function, or without an optimizer of `shmacc.optim`."""
     if chosen is None:
         raise InvalidArgumentError(
             "A schedule is for optimizer=...; one of torch in the block has torch's schedulers"
@@ -271,7 +271,7 @@ def check_schedule(schedule: object, chosen: object) -> None:
 
 
 def scheduled(schedule: Schedule, step: int) -> LearningRate:
-    """Return the learning rate of an update; InvalidArgumentError if there is none."""
+    """Return the schedule's rate for an update; InvalidArgumentError if it returns None."""
     rate = schedule(step)
     if rate is None:
         raise InvalidArgumentError(

@@ -1,8 +1,8 @@
-"""Tells a chief of another one that makes rounds of the same training, by a warning in the log.
+"""Logs a warning if another chief makes rounds of the same training.
 
-Rounds of two chiefs alternate. With optimizers of torch each has moments of its own, so the result
-is that of neither; with those of `shmacc.optim` it is right, but blocks and schedules of both
-count. So a second chief may be meant, and is no error.
+Rounds of two chiefs alternate. With optimizers of torch, each chief has its own moments, so the
+result is wrong. With optimizers of `shmacc.optim` it is right, but the blocks and schedules of both
+chiefs count. So a second chief may be intended, and is no error.
 """
 
 import logging
@@ -21,34 +21,34 @@ class OtherChiefs:
     """Counts the chief's own rounds, and so detects rounds of another chief."""
 
     def __init__(self, shared_name: str, living: Callable[[], list[str]]) -> None:
-        """Warn if a living process has taken rounds; the chief itself has none yet.
+        """Warn if a living process has taken rounds: this chief itself has taken none yet.
 
         Args:
-            shared_name: The training's.
-            living: Returns who has taken rounds and lives, as far as that is known.
+            shared_name: The training's name.
+            living: Returns the known living processes that have taken rounds.
         """
         self._name, self._living = shared_name, living
-        self._next: int | None = None  # how many updates there are, if no other chief makes one
+        self._next: int | None = None  # the number of updates if no other chief makes one
         self._told = False
         if pids := self._living():
             self._warn(pids)
 
     def begins(self, updates: int) -> None:
-        """Note that the chief has a round; warn if another chief has ended one since its last.
+        """Note that this chief's round begins; warn if another chief has ended a round meanwhile.
 
         Args:
             updates: How many updates there are.
         """
         if self._next is not None and updates > self._next:
             self._warn(self._living())
-        self._next = None  # whether this round is in the parameters is not known if it raises
+        self._next = None  # if the round raises, its update may or may not be made
 
     def ends(self, updates: int) -> None:
         """Note that the last round's update is in the parameters, or was skipped."""
         self._next = updates
 
     def forget(self) -> None:
-        """Expect no number of updates at the next round: this chief has set it itself."""
+        """Accept any number of updates at the next round, since this chief has just set it."""
         self._next = None
 
     def _warn(self, pids: list[str]) -> None:
@@ -65,7 +65,7 @@ class OtherChiefs:
 
 
 def living(shared_name: str) -> list[str]:
-    """Return which processes of this host have taken rounds and live."""
+    """Return the living processes of this host that have taken rounds."""
     try:
         with closing(removal.view(names.segment_name(shared_name))) as view:
             found = view.participants()

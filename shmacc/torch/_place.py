@@ -1,4 +1,4 @@
-"""The place of a training: makes parameters and group there, and finds other chiefs."""
+"""Makes the parameters and group of a training on its host, and finds other chiefs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from shmacc.torch._updates import Atomic, InPlace
 
 
 class OneHost:
-    """The chief's own host; `shmacc.ray.SyncReplicas` has all hosts of a cluster."""
+    """A training on the chief's host; `shmacc.ray.SyncReplicas` trains on a cluster's hosts."""
 
     def updates(self, optimizer: Any, *made: Any, **options: Any) -> InPlace | Atomic:
         """Make the shared arrays, or attach to them; `made` and `options` are their arguments."""
@@ -21,15 +21,15 @@ class OneHost:
         return Atomic(Parameters(*made, optimizer=optimizer, **options))
 
     def group(self, _: InPlace | Atomic, /, *made: Any, **options: Any) -> AccumulatorGroup:
-        """Make the group of these updates, or attach to it; its arguments follow."""
+        """Make the group, or attach to it; `made` and `options` are its arguments."""
         return AccumulatorGroup(*made, unlink_on_close=BY_MAKER, **options)
 
     def catch_up(self, updates: InPlace | Atomic, group: AccumulatorGroup) -> None:
-        """Advance the group's step to that of the parameters, if a chief died before it did so.
+        """If a chief died before it advanced the group's step to the parameters' step, do so now.
 
-        A chief that died in `close` may have removed the group but not the parameters: then this
-        group is new. If a living chief has a round, or the group knows of an unfinished update,
-        this does nothing: the end of that round advances the step.
+        The group may also be new: a chief that died in `close` may have removed only the old group.
+        If a living chief has a round, or the group knows of an unfinished update, this does
+        nothing: the end of that round advances the step.
         """
         if updates.done > group.global_step:
             stats = group.stats()
@@ -37,5 +37,5 @@ class OneHost:
                 group.advance_step(updates.done)
 
     def living_chiefs(self, shared_name: str) -> list[str]:
-        """Return which processes have taken rounds and live."""
+        """Return the living processes that have taken rounds."""
         return other_chiefs.living(shared_name)

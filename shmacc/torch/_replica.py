@@ -26,8 +26,8 @@ from shmacc.torch._memory import check_attributes
 from shmacc.torch._tables import rows_of
 
 _AT_EXIT = 1.0
-"""The most seconds that an exit in order waits: there may be no chief any more, or it may wait for
-this process to end."""
+"""The most seconds that an exit in order waits. There may be no chief any more, or the chief may be
+waiting for this process to end."""
 
 
 def _rank_of_worker() -> int:
@@ -51,8 +51,8 @@ class Replica:
     A replica that is killed and started again computes the batch of `global_step` again; the round
     counts its gradient once. When a ``with`` block ends without an exception, its replica leaves:
     the chief no longer waits for it. After an exception it does not leave, because a replacement
-    may be started; a chief with ``on_death="raise"`` hears of it. After ``sys.exit()`` the replica
-    leaves if its gradient is in an update within a second; otherwise it has failed.
+    may be started; a chief with ``on_death="raise"`` gets WorkerDiedError. After ``sys.exit()``,
+    the replica leaves if its gradient is in an update within a second; otherwise it has failed.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class Replica:
 
         Args:
             model: A model of the chief's architecture; its parameters' contents do not matter.
-            shared_name: The chief's.
-            rank: From 0, less than ``total_num_replicas``. None: what `shmacc.run` and the command
-                ``shmacc-run`` have set for this worker (``SHMACC_RANK``).
+            shared_name: The name that the chief was given.
+            rank: From 0, less than ``total_num_replicas``. None: the rank that `shmacc.run` or the
+                command ``shmacc-run`` has set for this worker (``SHMACC_RANK``).
             timeout: Seconds to wait, here for the chief and in `step` for the update; None: for
-                ever (unlike `AccumulatorGroup.attach`, which does not wait then).
+                ever (but `AccumulatorGroup.attach` does not wait with None).
             owners: Whose segments may be attached.
 
         Raises:
             DeadlineExceededError: No chief came within the timeout.
-            InvalidArgumentError: A bad rank, or none and this is no worker of a run; or the model
-                is not the chief's.
-            Everything else as for `AccumulatorGroup.attach`.
+            InvalidArgumentError: The rank is bad, or is None outside of a run's worker; or the
+                model differs from the chief's.
+            All other errors are those of `AccumulatorGroup.attach`.
         """
         self._rank = _rank_of_worker() if rank is None else arguments.int64(rank, "rank")
         self._timeout = timeout
@@ -95,8 +95,8 @@ class Replica:
             self._asynchronous = bool(self._run[run.ASYNCHRONOUS])
             self._check_rank()
             self._place(model)
-            # The first number of an asynchronous replica's gradients: random, so that not even a
-            # killed replica of this rank has used it.
+            # The first number of an asynchronous replica's gradients. It is random, so that no
+            # earlier replica of this rank, even a killed one, has used it.
             self._serial = secrets.randbits(run.SERIAL_BITS)
             rows = {name: rows_of(found) for name, found in self._tables.items()}
             self._gradients = Gradients(self._trained, rows)
@@ -109,8 +109,8 @@ class Replica:
                 own.share(self._shared, name, trains=True)
             if rows:
                 clipping.watch(model)
-            self._group._handle.on_repeat(None)  # noqa: SLF001  repeats are `step` and `leave` again
-            self._group._handle.be_contributor(self._rank)  # noqa: SLF001  from now on it counts
+            self._group._handle.on_repeat(None)  # noqa: SLF001  `step` and `leave` repeat some
+            self._group._handle.be_contributor(self._rank)  # noqa: SLF001  now a death is reported
         except BaseException:
             on_failure.close()
             raise
@@ -125,8 +125,8 @@ class Replica:
         )
         check_attributes(model, self._parameters)
         self._places = on_model.place(self._parameters, self._shared)
-        self._buffers_before: dict[str, torch.Tensor] = {}  # as of the last update
-        # Each buffer with its module, which may assign another tensor to this name later.
+        self._buffers_before: dict[str, torch.Tensor] = {}  # the contents at the last update
+        # Keep the modules, not their buffers: a module may assign another tensor to the name.
         self._shared_buffers = [
             (name, model.get_submodule(path.rpartition(".")[0]), on_model.in_memory(shared))
             for path, _ in model.named_buffers()
@@ -140,17 +140,17 @@ class Replica:
     def _step_without(self, contributor: int, timeout: float | None) -> int:
         """Return the step of the first round that this contributor is not in.
 
-        A synchronous round ends when it has as many contributors as there are replicas. A replica
-        that leaves counts as another contributor than its gradients; a round must not have both.
+        A synchronous round ends when it has one contributor for each replica. A replica that leaves
+        uses another contributor than for its gradients. So a round must not have both.
         """
         step = self._group.global_step
         if not self._asynchronous and contributor in self._group.contributors(timeout=timeout):
-            with suppress(FinishedError):  # the chief has ended the training meanwhile
+            with suppress(FinishedError):  # the chief has just ended the training
                 step = self._group.wait_step(step, timeout=timeout)
         return step
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield each buffer's name, the model's tensor and the shared one."""
+        """Yield each buffer's name, the model's tensor and the shared tensor."""
         for name, module, shared in self._shared_buffers:
             yield name, getattr(module, name.rpartition(".")[2]).detach(), shared
 
@@ -216,17 +216,17 @@ class Replica:
         return not self._closed and self._group.running
 
     def step(self, *, weight: int = 1) -> bool:
-        """Hand over the gradients that ``loss.backward()`` has left, and clear them.
+        """Send the gradients that ``loss.backward()`` has left to the chief, and clear them.
 
         A synchronous replica then waits for the chief's update. An asynchronous replica waits
-        before, while as many gradients are pending as the chief admits.
+        before it sends, while the chief's ``capacity`` is used up.
 
-        After an exception, such as Ctrl-C, the next call finishes what this one had begun: each
-        gradient counts once. If gradients have come meanwhile, an asynchronous replica hands them
-        over, too. For a synchronous one they come too late, unless this call had its update.
+        After an exception, such as Ctrl-C, the next call finishes what this call had begun: each
+        gradient counts once. If there are new gradients by then, an asynchronous replica sends
+        them, too. A synchronous replica is too late, unless this call got its update.
 
         Args:
-            weight: How many samples the loss is averaged over, if batches differ in size.
+            weight: The number of samples in the loss's mean, if batches differ in size.
 
         Returns:
             Whether the gradient is in an update; False if it came too late, or the training has
@@ -238,7 +238,7 @@ class Replica:
                 the next `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
             FailedPreconditionError: The model is not in shared memory any more, or has got another
-                parameter; or a parameter requires grad that did not when the chief shared it.
+                parameter; or a parameter has begun to require grad since it was shared.
             ResourceExhaustedError: Shared memory is full.
         """
         try:
@@ -249,7 +249,7 @@ class Replica:
 
     def _hand_on(self, weight: int) -> bool:
         handing = self._handed
-        if handing is not None:  # an exception has ended the call that began it
+        if handing is not None:  # an exception ended the call that began this handing
             self._apply(handing)
             if self._gradients.has_later(handing):
                 if self._asynchronous or self._at is not handing.at:
@@ -276,7 +276,7 @@ class Replica:
         on_model.check_trained(self._parameters, self._trained)
         contributor = self._rank
         if self._asynchronous:
-            self._serial += 1  # before it is used: an exception must not let it be used twice
+            self._serial += 1  # first, so that an exception cannot make a number be used twice
             contributor += self._total * self._serial
         self._handed = handing = self._gradients.begin(self._at, contributor, weight)
         self._apply(handing)
@@ -296,7 +296,7 @@ class Replica:
         gradient |= {
             name: own
             for name, own, _ in self._buffers()
-            # Compared with the earlier buffer: the shared one may be newer than both.
+            # Compare with the last update's buffer: the shared buffer may be newer.
             if name in self._group.members and not alike(own, self._buffers_before[name])
         }
         self._group._awaited = handing.contributor, handing.answer  # noqa: SLF001
@@ -309,7 +309,7 @@ class Replica:
         )
 
     def _go_on(self, handing: Handing) -> None:
-        """Move on from this gradient's step, after the update in a synchronous training."""
+        """Go on to the next step; in a synchronous training, wait for the update first."""
         if self._asynchronous:
             self._follow(self._group.global_step)
         elif self.running:
@@ -317,7 +317,7 @@ class Replica:
                 self._follow(self._group.wait_step(handing.at.step, timeout=self._timeout))
 
     def _settle(self) -> None:
-        """After an exception: do what needs no wait, and what later gradients do not prevent."""
+        """After an exception, finish or undo `step`, unless that needs a wait."""
         handing = self._handed
         if handing is None or self._closed or self._gradients.has_later(handing):
             return
@@ -332,8 +332,8 @@ class Replica:
     def leave(self) -> None:
         """Tell the chief not to wait for this replica: it has no more data. Idempotent.
 
-        A synchronous replica first waits until its gradient is in an update. A later gradient from
-        a replica of this rank makes the chief wait for it again.
+        A synchronous replica first waits until its gradient is in an update. If a replica of this
+        rank sends a gradient later, the chief waits for this rank again.
 
         Raises:
             DeadlineExceededError: The timeout passed.
@@ -350,9 +350,9 @@ class Replica:
     def close(self) -> None:
         """Detach, without leaving. Idempotent.
 
-        The model's parameters stay the shared ones, which others go on changing; when this process
-        first writes to one, all become its own. The rows of a `TableEmbedding` belong to the
-        training and cannot be read any more.
+        The model's parameters stay in shared memory, where other processes change them. The first
+        write by this process to any parameter makes private copies of all. The rows of a
+        `TableEmbedding` belong to the training and cannot be read any more.
         """
         self._closed = True
         for rows in self._gradients.rows.values():

@@ -1,4 +1,4 @@
-"""The rows of an embedding of ids: this process's own, or those of a training's table."""
+"""The rows of an embedding of ids: either a process's own, or a training's table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,22 +16,22 @@ from shmacc._values.slices import IndexedSlices
 from shmacc.errors import FailedPreconditionError
 
 Pending = list[tuple[IndexArray, torch.Tensor]]
-"""Ids, and gradients of their rows, from backward passes since the last step."""
+"""Pairs of ids and the gradients of their rows, one for each lookup, since the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where rows are: one store changes all of this, so that an exception leaves the old or new.
+    """The place of rows. One store replaces all of it, so an exception leaves the old or the new.
 
     Attributes:
-        spec: The spec of the table, or of one made from these rows.
-        ids: The ids of this process's own rows, ascending; none if there is a table.
-        rows: These rows.
+        spec: The spec of the table, or of a table that could be made from the rows.
+        ids: The ids of this process's own rows, ascending; empty if there is a table.
+        rows: This process's own rows.
         table: The training's table; a closed replica still has it. None: the rows are this
             process's own.
-        whole: Returns a copy of that table, which is read under the lock and without its index.
+        whole: Returns a copy of the table, which is read under the lock and without the index.
         shared: Whether the module is in a training now.
-        trains: Whether this process hands gradients over.
+        trains: Whether this process sends gradients.
     """
 
     spec: TableSpec
@@ -44,10 +44,10 @@ class Source:
 
 
 class Rows:
-    """The rows of an embedding: this process's own, or those of a training's table.
+    """The rows of an embedding, and the gradients that were collected for them.
 
     Attributes:
-        source: Where they are.
+        source: The place of the rows.
         trained: Whether a replica's forward passes collect gradients.
     """
 
@@ -71,7 +71,7 @@ class Rows:
 
     @property
     def pending(self) -> Pending | None:
-        """The gradients that were collected; None: this process hands none over."""
+        """The gradients that were collected; None: this process sends no gradients."""
         return self._pending if self.source.trains else None
 
     def keep(self, spec: TableSpec, ids: IndexArray, rows: ValueArray) -> None:
@@ -79,7 +79,7 @@ class Rows:
         self.source = Source(spec, ids, rows)
 
     def put(self, source: Source) -> None:
-        """Use the rows of an earlier `Source` again, which another call has replaced."""
+        """Use the rows of an earlier `Source` again, after another call has replaced it."""
         self.source = source
 
     def share(self, shared: Any, name: str, *, trains: bool) -> None:
@@ -98,7 +98,7 @@ class Rows:
         """Leave the training.
 
         Args:
-            keep: Whether this process keeps a copy of the rows. If not, they cannot be read.
+            keep: Whether this process keeps a copy of the rows. If not, the rows cannot be read.
         """
         own = Source(self.spec, *self.whole()) if keep else self.source
         self.source = replace(own, shared=False, trains=False)
@@ -111,7 +111,7 @@ class Rows:
         ids = source.table.ids()
         if source.table.contains(ids).all():
             return ids, source.table[ids]
-        found = source.whole()  # without the index: it is damaged, or rows were removed meanwhile
+        found = source.whole()  # the index is damaged, or rows were just removed
         return found.indices, found.values
 
     def of(self, ids: IndexArray) -> ValueArray:
@@ -134,17 +134,17 @@ class Rows:
         return rows
 
     def collect(self, ids: IndexArray, leaf: torch.Tensor) -> None:
-        """Collect the gradient that a backward pass has left in ``.grad`` of looked-up rows."""
+        """Collect the gradient of these rows that a backward pass has left in ``leaf.grad``."""
         gradient, leaf.grad = leaf.grad, None
         if (pending := self.pending) is not None and gradient is not None:
             # Leave out the row of zeros that stands for `padding_idx`.
             pending.append((ids, gradient.detach()[: len(ids)]))
 
     def gradient(self, pending: Pending | None = None) -> IndexedSlices | None:
-        """Return pending gradients, as a group takes them; None: there are none.
+        """Return pending gradients in a group's form; None if there are none.
 
         Args:
-            pending: Gradients that were set aside; None: those that are pending now.
+            pending: Gradients that were set aside; None: the gradients that are pending now.
         """
         if not (found := self._pending if pending is None else pending):
             return None
@@ -152,10 +152,7 @@ class Rows:
         return IndexedSlices(torch.cat(gradients).numpy(), np.concatenate(ids))
 
     def merged(self) -> "torch.Tensor | None":
-        """Add up the pending gradients; return one row for each id, whose numbers may be changed.
-
-        None: there are none.
-        """
+        """Add up pending gradients; return rows to change in place, one for each id, or None."""
         if not (pending := self.pending):
             return None
         if len(pending) > 1:
@@ -168,12 +165,12 @@ class Rows:
         return pending[0][1]
 
     def set_aside(self, pending: Pending) -> None:
-        """Collect later gradients apart from `pending`, if those are the pending ones."""
+        """If `pending` are still the pending gradients, collect later gradients separately."""
         if self._pending is pending:
             self._pending = []
 
     def put_back(self, pending: Pending) -> None:
-        """Undo `set_aside`; no gradients may have come since."""
+        """Undo `set_aside`. No gradients may have been collected since."""
         self._pending = pending
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
-"""What chief and replicas share beside the model: numbers of the run, and who has left.
+"""The data that chief and replicas share besides the model: the run's numbers, who has left.
 
-They stand in the shared arrays, under names that no parameter can have. The chief alone writes
-them, in rounds. The training has ended when the group is finished.
+These data are in shared arrays, under names that no parameter can have. Only the chief writes them,
+in rounds. The training has ended when the group is finished.
 """
 
 from contextlib import ExitStack
@@ -18,26 +18,26 @@ from shmacc.torch import _model as on_model
 
 RUN, LEFT = ".run", ".left"
 STEP, UPDATING, DONE, ASYNCHRONOUS = range(4)
-"""Elements of RUN: how many updates there were; which one is going on; the step of the group before
-which all rounds are in the parameters; whether the training is asynchronous. With `Parameters`,
-UPDATING and DONE are not used.
+"""The elements of RUN. STEP: how many updates there were. UPDATING: the running update. DONE: all
+rounds before this step of the group are in the parameters. ASYNCHRONOUS: whether the training is
+asynchronous. With `Parameters`, UPDATING and DONE are not used.
 
-UPDATING is 0, or the round's step + 2 from the begin of its block on. The one store of DONE ends
-the update. 1: a checkpoint is being loaded."""
+UPDATING is 0, 1 while a checkpoint is loaded, or the round's step + 2 from the beginning of its
+block. The one store of DONE ends the update."""
 
 
 def half_updated(numbers: ValueArray) -> bool:
-    """Return whether a block or a load has begun and not ended, by the elements of RUN."""
+    """Return whether RUN's elements show a block or a load that has begun and not ended."""
     updating = int(numbers[UPDATING])
     return updating == 1 or updating > numbers[DONE] + 1
 
 
 LEAVING = 2**62
-"""A contributor from here on says that replica `contributor - LEAVING` leaves."""
+"""A contributor of at least this number says that replica `contributor - LEAVING` leaves."""
 
 MOST_REPLICAS = 2**20
 SERIAL_BITS = 40
-"""Bits of an asynchronous gradient's number: times MOST_REPLICAS it stays below LEAVING."""
+"""Bits of an asynchronous gradient's number, which times MOST_REPLICAS stays below LEAVING."""
 
 
 def of_params(shared_name: str) -> str:
@@ -48,16 +48,16 @@ def of_params(shared_name: str) -> str:
 def attach(
     model: nn.Module, shared_name: str, timeout: float | None, owners: Owners
 ) -> tuple[AccumulatorGroup, SharedArrays]:
-    """Attach to a chief's group and shared arrays, as soon as they are there.
+    """Attach to a chief's group and shared arrays, as soon as they exist.
 
     Args:
         model: A model of the chief's architecture.
-        shared_name: The chief's.
-        timeout: Seconds; None: for ever.
+        shared_name: The name that the chief was given.
+        timeout: Seconds to wait; None: for ever.
         owners: Whose segments may be attached.
 
     Raises:
-        As for `Replica`.
+        The errors of `Replica`.
     """
     own = on_model.tensors(model)
     patience = float("inf") if timeout is None else timeout

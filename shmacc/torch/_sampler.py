@@ -1,4 +1,4 @@
-"""Batches as a function of step and rank, so that a replica that is started again goes on."""
+"""Batches as a function of step and rank, so that a replica continues after a restart."""
 
 from collections.abc import Iterator, Sized
 
@@ -12,20 +12,20 @@ from shmacc.torch._replica import Replica
 class StepSampler:
     """The batches of a replica; each is a function of the step and the rank.
 
-    So a replica that is started again, or follows a checkpoint, computes the batch that its step
-    needs, where a loop over a dataset would begin again::
+    So after a restart or the load of a checkpoint, a replica computes the batch of its step. A loop
+    over a dataset would begin again::
 
         loader = DataLoader(dataset, batch_sampler=StepSampler(dataset, replica, 32))
         for inputs, labels in loader:  # until the training or the last epoch has ended
             loss(model(inputs), labels).backward()
             replica.step()
 
-    They are those of `shmacc.StepSampler`: each epoch is a permutation, divided among the replicas.
-    Samples that do not fill a batch for each replica are left out, unless ``drop_last=False``; then
-    the last batches are shorter. A loader with worker processes asks for batches in advance, and
-    gets those of the next steps. So ``num_workers`` must be 0 unless replicas are synchronous, make
-    one step per batch, and are in every round (see ``replicas_to_aggregate``), and the chief loads
-    no checkpoint while they run.
+    Batches are the same as in `shmacc.StepSampler`: each epoch is a permutation, divided among the
+    replicas. Samples that do not fill a batch for each replica are left out; with
+    ``drop_last=False``, the last batches are shorter instead. A loader with worker processes asks
+    for batches in advance, and gets batches of the next steps. So set ``num_workers`` to 0, except
+    if all of this is true: replicas are synchronous, make one step per batch, and are in every
+    round (see ``replicas_to_aggregate``); and the chief loads no checkpoint while they run.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class StepSampler:
             replica: The replica whose batches these are, by its ``global_step`` and rank.
             batch_size: How many samples a batch has.
             epochs: How many times to go through the dataset; None: until the training ends.
-            shuffle: Whether each epoch has a permutation of its own; else the dataset's order.
+            shuffle: Whether each epoch has its own permutation; else all have the dataset's order.
             seed: The permutations' seed, the same in all replicas.
-            drop_last: As for `shmacc.StepSampler`; with False, say ``replica.step(weight=...)``.
+            drop_last: As in `shmacc.StepSampler`; with False, pass ``weight`` to ``replica.step``.
 
         Raises:
-            InvalidArgumentError: As for `shmacc.StepSampler`; or `epochs` is negative.
+            InvalidArgumentError: `shmacc.StepSampler` raises it; or `epochs` is negative.
         """
         if not isinstance(replica, Replica):
             raise InvalidArgumentError(
@@ -81,9 +81,9 @@ class StepSampler:
         while self._replica.running and (self._end is None or step < self._end):
             yield self.batch(step)
             now = self._replica._at  # noqa: SLF001
-            # The next step, if a batch is asked for in advance (`step` was not called since), or if
-            # `step` led to one update; an asynchronous replica need not see this. Otherwise a
-            # checkpoint has set the step, or the batch must be computed again.
+            # Go on to the next step if a batch is asked for in advance (`step` was not called
+            # since), or if `step` led to one update, which an asynchronous replica need not see.
+            # Otherwise a checkpoint has set the step, or the batch must be computed again.
             made = {0, 1} if self._replica._asynchronous else {now.made - seen.made} & {0, 1}  # noqa: SLF001
             step = step + 1 if now.global_step - seen.global_step in made else now.global_step
             seen = now

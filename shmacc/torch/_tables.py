@@ -1,4 +1,4 @@
-"""Embeddings of ids that need not be known beforehand: a torch module with a table's rows."""
+"""A torch module that embeds ids which need not be known beforehand, by a table's rows."""
 
 from dataclasses import replace
 from functools import partial
@@ -32,22 +32,22 @@ class TableEmbedding(nn.Module):
         model.user = TableEmbedding(16, initial=shmacc.init.Normal(0.0, 0.1, seed=1))
         vectors = model.user(torch.tensor([[2**40, 7]]))  # (1, 2, 16)
 
-    An id gets a row when an update changes it; until then, and after its removal, it has the
-    initial row, which is a function of `initial` and the id. A `Replica` hands over ids and the
+    An id gets a row when an update changes it. Until then, and after its removal, it has the
+    initial row, which is a function of `initial` and the id. A `Replica` sends ids and the
     gradients of their rows. `SyncReplicas` and `AsyncReplicas` have the table, under the module's
     name with ``.rows`` appended, and need an optimizer of `shmacc.optim` for it.
 
-    Outside of a training the module has rows of its own: from a loaded state, from a `Viewer`'s
-    last snapshot, or, in a chief, from the end of its training. Backward passes do not train these
-    rows. The state has ``ids``, ascending, and ``rows``. Numbers are of
-    torch's default dtype at construction, which must be float32 or float64.
+    Outside of a training, the module has its own rows: from a loaded state, from the last snapshot
+    of a `Viewer`, or, in a chief, from the end of its training. Backward passes do not train these
+    rows. The state has ``ids``, ascending, and ``rows``. Numbers are of torch's default dtype at
+    construction, which must be float32 or float64.
 
     Attributes:
         embedding_dim: How many numbers a row has.
         mode: How a bag's rows become one; None: there are no bags.
-        padding_idx: The integer that stands for no id; None: there is none.
-        grad: In the block of a chief's round, the gradients of the rows, one for each id of the
-            round; the block may clip or scale them. Otherwise None.
+        padding_idx: The integer that stands for "no id"; None: there is no such integer.
+        grad: In the block of a chief's round, the gradients of the rows, one row for each id of the
+            round; the block may clip or scale them. Outside of a block: None.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class TableEmbedding(nn.Module):
         max_rows: int | None = None,
         padding_idx: int | None = None,
     ) -> None:
-        """Make it, without rows.
+        """Make an embedding without rows.
 
         Args:
             embedding_dim: How many numbers a row has.
-            initial: What a row has before anything changes it; give each table a seed of its own.
-            mode: None: a row for each id. "sum", "mean": one for each bag of ids, as
-                `nn.EmbeddingBag`.
+            initial: A row's contents before anything changes it. Give each table its own seed.
+            mode: None: return a row for each id. "sum", "mean": return a row for each bag of ids,
+                like `nn.EmbeddingBag`.
             max_rows: How many rows the table may have: an update that would leave more raises
                 ResourceExhaustedError in the chief's round. None: any number.
-            padding_idx: An integer, possibly negative, that stands for no id: its row is zeros, no
-                bag counts it, and it is not trained.
+            padding_idx: An integer, possibly negative, that stands for "no id": its row is zeros,
+                no bag counts it, and it is not trained.
 
         Raises:
             InvalidArgumentError: A bad argument.
@@ -93,7 +93,7 @@ class TableEmbedding(nn.Module):
         """The table, while this process is a training's chief or replica.
 
         Raises:
-            FailedPreconditionError: This process is neither.
+            FailedPreconditionError: This process is neither chief nor replica.
         """
         found = self._own.table
         if found is None:
@@ -104,21 +104,21 @@ class TableEmbedding(nn.Module):
         return found
 
     def forward(self, ids: torch.Tensor, offsets: "torch.Tensor | None" = None) -> Any:
-        """Return rows, of shape ``ids.shape + (embedding_dim,)``; or one for each bag.
+        """Return rows, of shape ``ids.shape + (embedding_dim,)``; or a row for each bag.
 
         Args:
             ids: Integers of any dtype, from 0 to below 2**63, on the CPU. With a mode, bags:
                 each row of a matrix, or the parts of a vector that begin at `offsets`.
-            offsets: For a vector: integers of any dtype, where each bag begins; ascending from 0.
-                Equal ones are empty bags. The last bag ends with the vector.
+            offsets: For a vector: where each bag begins, as integers of any dtype that ascend from
+                0. Equal offsets make empty bags. The last bag ends with the vector.
 
         Raises:
             InvalidArgumentError: An id is out of range; the ids are neither matrix nor vector, and
-                there is a mode; or offsets are not as above, or without a mode or a vector.
+                there is a mode; or offsets are not as above, or come without mode or vector.
             FailedPreconditionError: The replica is closed.
         """
         if torch.compiler.is_compiling():
-            # Imported only here, because it imports torch's compiler.
+            # Import late, because this imports torch's compiler.
             from shmacc.torch import _uncompiled
 
             return _uncompiled.call(self._look_up, ids, offsets)
@@ -131,7 +131,7 @@ class TableEmbedding(nn.Module):
             )
         given, padding = arrays.as_array(ids, _IDS), None
         begins = None if self.mode is None else _begins(given.shape, offsets)
-        # An Ellipsis as an index means all elements.
+        # As an index, an Ellipsis selects all elements.
         counted: Any = ... if self.padding_idx is None else given != self.padding_idx
         numbers = checked_ids(given[counted], _IDS)
         looked_up, places = np.unique(numbers, return_inverse=True)
@@ -156,19 +156,19 @@ class TableEmbedding(nn.Module):
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of backward passes; the model's `zero_grad` does not do this.
+        """Drop the gradients of backward passes. The model's `zero_grad` does not call this.
 
         Args:
-            set_to_none: No effect: it is for parameters, and there are none.
+            set_to_none: Has no effect: it is for parameters, and this module has none.
         """
         super().zero_grad(set_to_none)
         self._own.clear()
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freeze the rows, or train them again; the model's method does not do this.
+        """Freeze the rows, or train them again. The model's method does not call this.
 
         Args:
-            requires_grad: Whether forward passes of this process's replica are to train them.
+            requires_grad: Whether forward passes of this process's replica train the rows.
         """
         super().requires_grad_(requires_grad)
         self._own.trained = requires_grad
@@ -187,7 +187,7 @@ class TableEmbedding(nn.Module):
         """Convert the rows, as `double` and `to` do with parameters."""
         super()._apply(function, *args, **kwargs)
         spec = self._own.spec
-        # In a training only the dtype and the device are asked for: no rows are needed.
+        # In a training, only dtype and device can change, so no rows are needed.
         ids, rows = (Rows(spec) if self._own.shared else self._own).whole()
         found = function(torch.from_numpy(rows))
         if found.device.type != "cpu":
@@ -241,16 +241,16 @@ def rows_of(embedding: TableEmbedding) -> Rows:
 
 
 def _begins(shape: tuple[int, ...], offsets: object) -> IndexArray:
-    """Return where each bag begins among the ids; a copy, which nobody changes meanwhile.
+    """Return where each bag begins among the ids, as a copy that nobody else can change.
 
-    torch checks only the first and the last: bad ones in between let it read other memory.
+    torch checks only the first and the last: other bad offsets would make it read other memory.
 
     Args:
         shape: The shape of the ids.
-        offsets: The caller's.
+        offsets: The offsets that the caller gave.
 
     Raises:
-        InvalidArgumentError: As for `TableEmbedding.forward`.
+        InvalidArgumentError: `TableEmbedding.forward` says when.
     """
     if len(shape) == 2:  # noqa: PLR2004
         if offsets is not None:

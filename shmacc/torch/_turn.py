@@ -1,18 +1,18 @@
 """A chief's round, from its wait to the end of its block.
 
-`SyncReplicas.active` may enter a round, which the next call of `round` hands to a block. An
-exception may end either of them at any instruction. So one generator has the whole round, and the
+`SyncReplicas.active` may enter a round, which the next call of `round` passes to a block. An
+exception may end either call at any instruction. So one generator runs the whole round, and the
 interpreter knows how far it has come: an exception in the generator undoes what it had begun, and
-ends it. The chief keeps one `Turn`, in one store, before the generator starts.
+ends it. The chief keeps a `Turn`, in one store, before the generator starts.
 
     new      it has not started
     open     it has entered the round, and waits for the block
     blocked  the block is running
     running  it waits for gradients, or ends the round: for another thread, or a signal handler's
              caller
-    over     it has ended, in order or not; its `Turn` says how `active` waits for the next one
+    over     it has ended, in order or not; its `Turn` says how `active` waits for the next round
 
-A block begins and ends in C++ (GeneratorBlock): so no exception comes between the generator and the
+A block begins and ends in C++ (GeneratorBlock). So no exception can come between generator and
 block, where neither would end the round.
 """
 
@@ -32,11 +32,11 @@ class Turn:
 
     Attributes:
         waits: How long `round` or `active` waits, and whether a death ends the wait.
-        thread: The thread whose turn it is.
-        ahead: Whether `active` enters it.
+        thread: The thread that runs the turn.
+        ahead: Whether `active` enters the round.
         run: The generator; None: this turn is over.
         error: The error of `active`'s wait, for the next `round`.
-        blocked: Whether its block has begun.
+        blocked: Whether the round's block has begun.
         rate: The learning rate that `round` got.
     """
 
@@ -50,7 +50,7 @@ class Turn:
 
     @property
     def state(self) -> str:
-        """The turn's state, one of the module's docstring: new, running, open, blocked or over."""
+        """The turn's state: new, open, blocked, running or over. See the module's docstring."""
         states = {
             inspect.GEN_CREATED: "new",
             inspect.GEN_RUNNING: "running",
@@ -60,7 +60,7 @@ class Turn:
         return "over" if self.run is None else states[inspect.getgeneratorstate(self.run)]
 
     def give_up(self) -> None:
-        """Give up a round that no block has, and forget an error."""
+        """Give up a round that has no block yet, and forget an error."""
         self.error = None
         if self.run is not None and self.state in {"new", "open"}:
             self.run.close()

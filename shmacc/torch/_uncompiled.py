@@ -1,4 +1,4 @@
-"""Calls that `torch.compile` leaves as they are. The import imports the compiler (2 s)."""
+"""Calls that `torch.compile` does not compile. Importing this imports the compiler (2 s)."""
 
 from collections.abc import Callable
 from typing import Any

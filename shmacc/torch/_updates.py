@@ -1,4 +1,4 @@
-"""Writes a round's update into the shared tensors: in the block, or by `Parameters`."""
+"""Makes a round's update in shared memory: in the round's block, or by `Parameters`."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -27,7 +27,7 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 
 
 class InPlace:
-    """Updates by an optimizer of torch in the block; the next chief notices a death there."""
+    """Updates that torch's optimizer makes in the block. The next chief notices a death there."""
 
     places_buffers = True
 
@@ -46,7 +46,7 @@ class InPlace:
     def check(self, group: AccumulatorGroup) -> None:  # noqa: ARG002
         """Refuse to go on from parameters that may be half updated.
 
-        This is called in the round, which no other living chief can have at the same time.
+        This is called while the round is open, so no other living chief has a round.
         """
         if run.half_updated(self._run):
             raise FailedPreconditionError(
@@ -59,7 +59,7 @@ class InPlace:
         return step == group.global_step
 
     def begin(self, step: int) -> None:
-        """Mark the parameters as half updated, until the update of this round has ended."""
+        """Mark the parameters as half updated until `end` or `give_up`."""
         # Never 0 or 1: 0 means complete, and `load` writes 1.
         self._run[run.UPDATING] = step + 2
 
@@ -72,21 +72,20 @@ class InPlace:
         taken: GroupTaken,
         trained: Mapping[str, Any],  # noqa: ARG002
         values: Mapping[str, ValueArray],
-        block: BlockChanges,  # noqa: ARG002 - it has changed them, and there are no tables
+        block: BlockChanges,  # noqa: ARG002 - it has changed the arrays; there are no tables
     ) -> None:
-        """Write `values`, which the block did not; then the store of DONE completes the update.
+        """Write `values`, which the block has not written. Then the store of DONE ends the update.
 
-        If a chief dies before that store, or an exception ends it, the arrays say that parameters
-        may be half updated. If it ends after that store and before the group's commit, they say
-        which round is in the parameters: the next round has the same gradients, and only commits
-        them.
+        If a chief dies or raises before this store, the arrays say that parameters may be half
+        updated. If it ends after the store but before the group's commit, they say which round is
+        in the parameters: the next round has the same gradients, and only commits them.
 
-        If a checkpoint was loaded meanwhile, in the block or by another chief, nothing is written.
+        If the block or another chief has loaded a checkpoint meanwhile, nothing is written.
         """
         self.skip(taken, values)
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
-        """End a round without applying its gradients; `values` as for `end`."""
+        """End a round without applying its gradients. `values` are the same as for `end`."""
         if taken.step >= self.done:
             self._write(values, taken.step + 1)
 
@@ -109,7 +108,7 @@ class InPlace:
             )
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint has besides the model, the step and who has left."""
+        """Return what a checkpoint contains besides the model and the step."""
         return {}
 
     def load(
@@ -119,14 +118,14 @@ class InPlace:
         state: Mapping[str, Any],
         values: Mapping[str, ValueArray],
     ) -> None:
-        """Load a checkpoint as the state at the group's next step; `values` as for `end`."""
+        """Load a checkpoint as the state at the group's next step. `values` are as for `end`."""
         self._run[run.UPDATING] = 1
         on_model.load(model, state["model"])
         self._write(values, group.global_step + 1)
 
 
 class Atomic:
-    """Each update is one atomic update of `Parameters`, also of the run's numbers and buffers."""
+    """Each update, of the run's numbers and buffers too, is one atomic update of `Parameters`."""
 
     places_buffers = False  # a forward pass writes buffers, but these arrays are read-only
 
@@ -140,10 +139,10 @@ class Atomic:
         return self.arrays.step
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
-        """Give tables their first rows, if these parameters have had no update.
+        """If these parameters have had no update, give tables their first rows.
 
-        This is an update by a round of step 0, so a chief's death leaves it undone or complete. At
-        most one chief's call has an effect, and none after another round.
+        This is an update by a round of step 0, so a chief's death leaves it undone or complete.
+        Only one chief's call has an effect, and only before any other round.
         """
         if self.done > 0:
             return
@@ -153,10 +152,10 @@ class Atomic:
             return
         with (
             AccumulatorGroup({"nothing": TensorSpec((), np.float32)}) as alone,
-            # Do not take the parameters of all hosts: only the group's rounds change those.
+            # Not `self.arrays`: parameters over hosts are changed by the group's rounds only.
             Parameters.attach(self.arrays.shared_name, owners=self.arrays._owners) as own,  # noqa: SLF001
         ):
-            alone.unlink()  # so that no name is left if this process dies
+            alone.unlink()  # first, so that a death leaves no name
             alone.apply({}, 0)
             try:
                 with alone.round(1) as taken:
@@ -175,7 +174,7 @@ class Atomic:
             self.arrays.snapshot()
 
     def begins(self, group: AccumulatorGroup, step: int) -> bool:  # noqa: ARG002
-        """Return False: a block begins no update, since `end` makes it at once."""
+        """Return False: blocks begin no updates, since `end` makes each update at once."""
         return False
 
     def begin(self, step: int) -> None:
@@ -191,7 +190,7 @@ class Atomic:
         values: Mapping[str, ValueArray],
         block: BlockChanges,
     ) -> None:
-        """Make the update; `values` are the new contents of arrays without an optimizer."""
+        """Make the update. `values` are the new contents of arrays without an optimizer."""
         changed: dict[str, Any] = {}
         for name, one in trained.items():
             given = on_model.given(one, taken[name]) if name in taken else None
@@ -218,24 +217,24 @@ class Atomic:
         )
 
     def skip(self, taken: GroupTaken, values: Mapping[str, ValueArray]) -> None:
-        """End a round without applying its gradients; `values` as for `end`."""
+        """End a round without applying its gradients. `values` are the same as for `end`."""
         self.arrays.skip(taken, values)
 
     def pass_over(self, taken: GroupTaken) -> None:
         """End a round whose update is in the parameters already."""
-        self.arrays.skip(taken)  # finds the update there, and only ends the round
+        self.arrays.skip(taken)  # finds the update done, and only ends the round
 
     def check_rate(self, rate: LearningRate) -> None:
         patterns.learning_rates(rate, self.arrays.optimizers)
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint has besides the model, the step and who has left."""
+        """Return what a checkpoint contains besides the model and the step."""
         return {
             "optimizer": {key: tensor(value) for key, value in self._optimizers_state().items()}
         }
 
     def _optimizers_state(self) -> dict[str, ValueArray]:
-        """Return slots and update counts of arrays; with tables, also steps."""
+        """Return the slots and update counts of arrays; if there are tables, also steps."""
         others = {"arrays", "specs", "step"}
         if any(isinstance(found, Table) for found in self.arrays.values()):
             others.remove("step")
@@ -252,7 +251,7 @@ class Atomic:
         state: Mapping[str, Any],
         values: Mapping[str, ValueArray],
     ) -> None:
-        """Load a checkpoint as the state at the group's next step; `values` as for `end`."""
+        """Load a checkpoint as the state at the group's next step. `values` are as for `end`."""
         saved = state.get("optimizer", {})
         if saved.keys() != self._optimizers_state().keys():
             raise InvalidArgumentError(
@@ -269,7 +268,7 @@ class Atomic:
         for key, value in saved.items():
             restored[key] = as_arrays.as_array(value, key)
         step, later = group.global_step + 1, 0
-        if tables:  # the step must not go back; rows' last steps are shifted with it
+        if tables:  # the step must not go back; shift the rows' last steps with it
             later = max(0, step - int(restored["step"]))
             step = int(restored["step"]) + later
         for number, name in enumerate(restored["arrays"].tolist()):
@@ -292,7 +291,7 @@ def _alike(gradient: "torch.Tensor | None", given: "torch.Tensor | None") -> boo
         return gradient is given
     if (gradient.layout, gradient.shape) != (given.layout, given.shape):
         return False
-    # torch's in-place operations replace the values of a sparse tensor, not its indices
+    # torch's in-place operations replace a sparse tensor's values, but not its indices.
     return not given.is_sparse or torch.equal(gradient.coalesce().indices(), given.indices())
 
 
@@ -303,6 +302,6 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (
         one.data_ptr() == other.data_ptr()
         and (one.dtype, one.stride()) == (other.dtype, other.stride())
-        # torch negates by marking a tensor that shares the memory.
+        # torch may negate by returning a marked tensor on the same memory.
         and one.is_neg() == other.is_neg()
     )

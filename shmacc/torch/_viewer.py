@@ -1,4 +1,4 @@
-"""An evaluator's side of training: the model as of one step, beside chief and replicas."""
+"""An evaluator's side of training: it copies the model of one step, while others train it."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,10 +16,10 @@ from shmacc.torch._tables import rows_of
 
 
 class Viewer:
-    """A process that has the model as of one step, to compute metrics while others train it.
+    """A process that copies the model of one step, to compute metrics while others train it.
 
-    It has no rank, and nobody waits for it. The model keeps its own memory, into which `snapshot`
-    copies parameters and buffers::
+    A viewer has no rank, and nobody waits for it. Its model keeps its own memory, into which
+    `snapshot` copies parameters and buffers::
 
         with Viewer(model, "name", timeout=60) as viewer:
             for step in viewer.steps():
@@ -38,12 +38,12 @@ class Viewer:
 
         Args:
             model: A model of the chief's architecture.
-            shared_name: The chief's.
-            timeout: Seconds for each wait, the first one for the chief; None: for ever.
+            shared_name: The name that the chief was given.
+            timeout: Seconds for each wait, first for the chief; None: for ever.
             owners: Whose segments may be attached.
 
         Raises:
-            As for `Replica`.
+            The errors of `Replica`.
         """
         self._model = model
         self._timeout = timeout
@@ -70,10 +70,10 @@ class Viewer:
     def snapshot(self) -> int:
         """Copy the parameters and buffers of one step into the model.
 
-        After the end of the training it still copies those of the last step.
+        After the end of the training, this still copies the last step.
 
         Returns:
-            How many updates they have had.
+            How many updates the parameters have had.
 
         Raises:
             DeadlineExceededError: The timeout passed.
@@ -93,7 +93,7 @@ class Viewer:
         return int(copies[run.RUN][run.STEP])
 
     def _between_rounds(self) -> dict[str, Any]:
-        """Return copies that no block has written to meanwhile.
+        """Return copies that were made while no block was writing.
 
         A step is sealed before its round's block begins, and moves on after the block ends.
         """
@@ -115,12 +115,12 @@ class Viewer:
                 self._group.wait_step(step, timeout=self._timeout)
 
     def steps(self) -> Iterator[int]:
-        """Yield the newest step whenever it has moved on; the model is then at this step.
+        """Yield the newest step whenever the step has changed; the model is then at this step.
 
-        The loop ends with the training, after its last step; a slow loop misses steps in between.
+        The loop ends after the last step of the training. A slow loop misses steps in between.
 
         Raises:
-            As for `snapshot`; the timeout counts for each wait for a new step.
+            The errors of `snapshot`. The timeout is for each wait for a new step.
         """
         last = -1
         while True:
@@ -136,7 +136,7 @@ class Viewer:
                 return
 
     def close(self) -> None:
-        """Detach. Idempotent. The model keeps what it has."""
+        """Detach. Idempotent. The model keeps its contents."""
         self._closed = True
         self._group.close()
         self._shared.close()
