@@ -77,8 +77,8 @@ def _optimizer_of(config: Config, member: MemberConfig) -> Any:
 def _of_config(module: str, *config: Any) -> Any:
     """Return the object that a module of parameters makes of a segment's numbers.
 
-    The module is imported late: most segments have no parameters. In a library without parameters
-    (`make floors`) there is no module, and other programs' parameters are shown without (None).
+    The module is imported late, since most segments have no parameters. Return None if there is no
+    such module (`make floors` removes it): parameters are then shown without optimizers.
 
     Raises:
         DataLossError: The numbers are out of range.

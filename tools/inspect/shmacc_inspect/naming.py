@@ -139,7 +139,7 @@ def answers(
     There is no answer for a segment that a glob has found, but that is gone by now.
 
     Raises:
-        NotFoundError: A segment that was given by its name is gone.
+        NotFoundError: A segment that was given by its name is gone; see `select_fit`, too.
         InvalidArgumentError: See `select_fit`.
     """
     named = _exact(given)
@@ -166,7 +166,7 @@ def select_fit(
 
     Raises:
         InvalidArgumentError: A segment that was given by its name is unfit, or all segments are.
-        NotFoundError: See `select`.
+        NotFoundError, InvalidArgumentError: See `select`, too.
     """
     named, found, refused = _exact(given), [], ""
     for summary in summaries(select(given, everywhere=everywhere)):
