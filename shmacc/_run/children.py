@@ -69,7 +69,7 @@ class _Process:
         self.pid: int = self._process.pid
         self._started = 0
         self.descriptor: int | None = None
-        # This fails if the process has ended, or without pidfds in the kernel or free descriptors.
+        # This fails if the process has ended, the kernel has no pidfds, or no descriptor is free.
         with suppress(OSError):
             self._started = cleaner.started(self.pid)[1]
             self.descriptor = os.pidfd_open(self.pid)

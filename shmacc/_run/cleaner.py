@@ -93,8 +93,8 @@ def _is_marked(pid: str, token: str) -> bool:
 def remove_names(job: Job, inner: list[str]) -> None:
     """Remove the names in the job's namespace, and in the namespaces `inner`.
 
-    If the run is unnamed, also remove those in namespaces that begin with the job's. They belong to
-    failed runs inside this run, and its random number is lost, so nobody can go on with them.
+    If the run is unnamed, also remove names in namespaces that begin with the job's. They belong to
+    failed runs inside this run. Its namespace is random, so nobody can go on with these runs.
     """
     for file in os.listdir(job.folder):
         namespace, colon, _ = file.removeprefix("sem.").removeprefix("shmacc.").partition(":")

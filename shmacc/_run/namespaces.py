@@ -66,7 +66,7 @@ class Cleaner:
         return pid
 
     def note_started(self, pid: int) -> None:
-        """Tell the cleaner that a child has started, which leads a process group."""
+        """Tell the cleaner that a child, which leads a process group, has started."""
         self._send(f"+{pid}\n")
 
     def note_ended(self, pid: int) -> None:

@@ -3,8 +3,8 @@
 Handlers and mask belong to the caller. Python calls handlers in the main thread. A run there
 replaces each of them by a handler that only notes the signal. It calls the caller's handler later,
 between two looks at the children, where an exception can do no harm; the exception ends the run and
-is raised again. At the end, the mask is restored, and each handler that nobody else has replaced.
-Python does not see flags, or handlers of C libraries (faulthandler.register): sigaction keeps them.
+is raised again. At the end, the mask is restored, and each handler that nobody else has replaced;
+by sigaction, since Python does not see flags, or handlers of C libraries (faulthandler.register).
 
 Signals that end the run are blocked and fetched, which tells their sender. If a supervisor signals
 a whole process tree, a run inside a run gets the same signal twice, from two senders. Only a second
@@ -160,7 +160,7 @@ class CallersSignals:
 
 @contextmanager
 def callers_signals() -> Iterator[CallersSignals]:
-    """Hold the caller's signals in the block; then let those that ended it or came late act."""
+    """Hold the caller's signals in the block; then raise those that ended it or came too late."""
     global _held  # noqa: PLW0603  handlers belong to the process
     signals, outer = CallersSignals(), _held
     try:

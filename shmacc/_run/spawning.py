@@ -130,7 +130,7 @@ class Starter:
 
         Raises:
             InvalidArgumentError: Children cannot get a function, or there is no such start method.
-            FailedPreconditionError: This process may have no children.
+            FailedPreconditionError: This process is not allowed to have children.
         """
         try:
             found: Any = multiprocessing.get_context(method)
@@ -223,7 +223,7 @@ def _program_for(calls: list[Call]) -> Program | None:
                     "in standard input, from which a child cannot import it: put it into a module, "
                     "or use context='fork'"
                 )
-    # Like multiprocessing: the __main__ of a package, folder or archive often has no guard.
+    # A package's, folder's or archive's __main__ often has no guard; multiprocessing skips it, too.
     return own if needed or (own is not None and not own.is_main) else None
 
 

@@ -81,7 +81,7 @@ def _records_of(segments: Iterable[SegmentName]) -> set[SegmentName]:
 
 
 def _all_of(records: Iterable[SegmentName]) -> Iterator[SegmentName]:
-    """Yield all segments of the dead runs: to repeat a run's call is to go on with all of them."""
+    """Yield all segments of the dead runs: if a run's call is repeated, it goes on with all."""
     runs = Runs()
     for record in records:
         run = runs.at(record.namespace)

@@ -57,7 +57,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         if semaphore is None:
             return _clean_run(name) if name.is_of_run else _clean_segment(name)
         return _clean_semaphore(name, semaphore[1])
-    # shmacc's NotFoundError is a FileNotFoundError. No version since 1.0 makes unfinished files.
+    # NotFoundError is a FileNotFoundError, too. Unfinished files are not shmacc's, since version 1.
     except (FileNotFoundError, UnfinishedError):
         return ()
     except OSError as error:

@@ -94,7 +94,7 @@ class Description:
 
     @property
     def head(self) -> WaitingTake | None:
-        """The living take that is served next; None: none waits."""
+        """The living take that is served next; None: no take waits."""
         return next((take for take in self.queue if take.alive), None)
 
 

@@ -15,7 +15,7 @@ from shmacc.inspection._records import MemberDescription, SlotDescription
 
 
 def tables_of(seen: Observation, member: int) -> list[LaneMember]:
-    """Return each lane's table of a member; the number after the last member's: contributors."""
+    """Return a member's table in each lane; one past the last member are the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 

@@ -86,7 +86,7 @@ class Look:
     def is_the_one(self, pid: int, start_ticks: int) -> bool:
         """Whether `pid` is still the process that started `start_ticks` after the boot."""
         process = self._process(pid)
-        # In two time namespaces the kernel's rounding may differ.
+        # Allow one tick: the kernel's rounding may differ between time namespaces.
         return bool(process.condition) and abs(process.start_ticks - start_ticks) <= 1
 
     def command(self, pid: int) -> str:

@@ -305,11 +305,11 @@ class Runs:
             namespace = run.facts.outer if run.facts else None
 
     def living(self, namespace: str | None) -> Run | None:
-        """Return the innermost living run of a namespace; None: no run of it lives."""
+        """Return the innermost living run around a namespace; None: there is none."""
         return next((run for run in self.around(namespace) if run.alive), None)
 
     def outermost(self, namespace: str | None) -> Run | None:
-        """Return the outermost run of a namespace; None: the namespace belongs to no run."""
+        """Return the outermost run around a namespace; None: there is none."""
         run = None
         for run in self.around(namespace):  # noqa: B007  the last one
             pass

@@ -17,9 +17,9 @@ _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
 def resolve(name: str) -> SegmentName:
     """Return the segment that a name means, whether it exists or not.
 
-    A name that begins like a system name is always taken for one. Otherwise the same name could
-    mean one segment today and another tomorrow, and `remove` would remove the wrong one. So an
-    accumulator whose shared_name begins like that can be named by its system name only. Likewise,
+    A name that begins like a system name is always taken for a system name. Otherwise the same name
+    could mean different segments at different times, and `remove` could remove the wrong one. So an
+    accumulator whose shared_name begins like that can be named only by its system name. Likewise,
     ``RUN/NAME`` is a name in a run if there is such a run.
 
     Args:
@@ -63,7 +63,7 @@ def in_run(name: SegmentName) -> str | None:
 
 
 def namespaces(namespace: str | None) -> Callable[[str | None], bool]:
-    """Return a test: is a namespace this one, or that of a run which was started in it?
+    """Return a function that tells if a namespace is this one, or of a run that was started in it.
 
     Args:
         namespace: A namespace, or a glob for namespaces; None: all.
@@ -79,7 +79,7 @@ def namespaces(namespace: str | None) -> Callable[[str | None], bool]:
 
 
 def meant(pattern: str, namespace: str | None) -> Callable[[SegmentName, str], bool]:
-    """Return a test: do a segment, and the file name of it or its semaphore, match a pattern?
+    """Return a function of a segment and its (or its semaphore's) file name: whether they match.
 
     A pattern that begins like a system name matches system names only: a shared_name may look like
     another segment's system name. Other patterns match shared_names. They match ``RUN/NAME`` only

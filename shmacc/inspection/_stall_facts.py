@@ -82,7 +82,7 @@ class Facts:
         seen: The look at it.
         now: The time of the look.
         alive: The living processes that are attached.
-        head: The living take that is served next; None: none waits.
+        head: The living take that is served next; None: no take waits.
         taking: The process of `head`.
         waiting: Living processes that wait for a take.
         killed: Whether there are entries of dead processes.

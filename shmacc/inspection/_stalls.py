@@ -53,7 +53,7 @@ def verdict(name: str, seen: Observation, look: Look) -> Verdict:
 
 
 def _blocked(facts: Facts, path: tuple[str, ...]) -> Stall | None:
-    """Return the standstill if all who could end the waits here wait in other segments.
+    """Return the standstill if all processes that could end the waits wait in other segments.
 
     Args:
         facts: The facts of the segment.

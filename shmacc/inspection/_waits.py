@@ -213,7 +213,7 @@ def _nobody_takes(facts: Facts) -> Stall | None:
 
 
 def suspected(facts: Facts) -> Stall | None:
-    """Return a suspicion: a process that could end the waits lives, or may come, but does not."""
+    """Return a suspicion: nothing moves, though a process that could end the waits may still act."""
     need = need_of(facts)
     if need is None or not need.able:
         return None

@@ -39,7 +39,7 @@ class _Html(HTMLParser):
 
 
 class _Markdown:
-    """Links and anchors of a Markdown page; its headings are anchors, as on forges."""
+    """Links and anchors of a Markdown page; its headings are anchors, as on GitHub."""
 
     def __init__(self, text: str) -> None:
         written = prose(text)

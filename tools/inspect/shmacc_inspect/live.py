@@ -146,7 +146,7 @@ class Picture:
         """Replace the picture by these lines, as far as they fit."""
         terminal, height = self.terminal()
         width = terminal.width or 0
-        # A terminal that became narrower has wrapped its lines.
+        # After a resize, clear the screen: a terminal that became narrower has wrapped its lines.
         start = _HOME if self._size == (width, height) else _CLEAR + _HOME
         self._size = (width, height)
         # Clear first: after a line as wide as the terminal, the cursor stands on its last letter.

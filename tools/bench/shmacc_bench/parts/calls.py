@@ -102,7 +102,7 @@ def measure(quick: bool) -> Iterator[Table]:
 
 
 def _quick(family: Family) -> Family:
-    """Return the part of a family that has goals, without TensorFlow's server, a slow starter."""
+    """Return the part of a family that has goals, without TensorFlow's server: it starts slowly."""
     workloads = {workload: goals for workload, goals in family.workloads.items() if goals}
     judged = {name for goals in workloads.values() for name in goals} - {SERVER}
     columns = [name for name in family.columns if name in judged]

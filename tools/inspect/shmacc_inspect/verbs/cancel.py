@@ -43,7 +43,7 @@ def _unfit(summary: Summary) -> str:
 
 
 def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
-    """Return the answer, or an error: the takes of the next segments must still be cancelled."""
+    """Return the answer; return most errors, too, so that the next segments are not skipped."""
     name = summary.name.system_name
     cancel = inspection.cancel  # import it before Ctrl-C can raise
     try:
