@@ -151,7 +151,7 @@ class Answer:
         return _from_parent, (reduction.DupFd(self._descriptor), self._parents)
 
     def write(self, *outcome: object) -> None:
-        """Write the outcome: "returned" and the result, or "raised" and the rest of `was_raised`.
+        """Write the outcome: "returned", result; or "raised", last, told, pickled (`was_raised`).
 
         Raises:
             OSError: The outcome could not be written; the file is left empty.

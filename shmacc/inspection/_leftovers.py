@@ -117,8 +117,7 @@ def judge_run(
 ) -> Iterator[Leftover]:
     """Yield a dead run as one leftover, under its record's name.
 
-    It is removable if all its segments are, and if `asked` names them all or is None. An unnamed
-    run need not be asked for as a whole.
+    It is removable if all its segments are; a named run, only if `asked` is None or names them all.
     """
     run = Runs.of(look).at(namespace)
     if run is None or run.alive or Runs.of(look).outermost(namespace) is not run:

@@ -213,7 +213,7 @@ def _nobody_takes(facts: Facts) -> Stall | None:
 
 
 def suspected(facts: Facts) -> Stall | None:
-    """Return a suspicion: nothing moves, though a process that could end the waits may still act."""
+    """Return a suspicion: a process that could end the waits is there or may come, but idles."""
     need = need_of(facts)
     if need is None or not need.able:
         return None

@@ -105,7 +105,7 @@ def test_quick_runs_measure_only_what_has_goals() -> None:
         assert calls.SERVER not in family.columns
 
 
-def test_every_named_part_is_a_module_with_measure() -> None:
+def test_every_part_has_a_module_with_measure() -> None:
     for name in set(PARTS) - {"rounds", "ddp"}:  # these two import torch
         assert importlib.import_module(f"shmacc_bench.parts.{name}").measure
 

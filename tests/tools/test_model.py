@@ -1,4 +1,4 @@
-"""Quick searches of the protocol's models find no fault, and the models name existing code."""
+"""Quick searches of the protocol's models end as expected, and the models name existing code."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_the_results_are_up_to_date_and_as_expected() -> None:
         assert re.fullmatch("found: .+" if case.broken else "holds", verdict), name
 
 
-def test_write_of_nothing_keeps_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_of_no_result_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = (_MODEL / "searches.md").read_text()
     written = tmp_path / "searches.md"
     written.write_text(there)

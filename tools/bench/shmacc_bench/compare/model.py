@@ -23,7 +23,7 @@ class Pairs(nn.Module):  # type: ignore[misc, unused-ignore]
     """Two tables, and the products of their rows."""
 
     def __init__(self, sizes: Sequence[int], width: int, seed: int = 1) -> None:
-        """Make the model, always the same."""
+        """Make the model; the same seed gives the same model."""
         super().__init__()
         random = torch.Generator().manual_seed(seed)
         self.left, self.right = (nn.Embedding(size, width, sparse=True) for size in sizes)

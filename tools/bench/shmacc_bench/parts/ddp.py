@@ -82,7 +82,7 @@ class Digits(nn.Module):  # type: ignore[misc, unused-ignore]
     """A dense network; if sparse, its input is the mean of the table rows of all pixels' greys."""
 
     def __init__(self, kind: str) -> None:
-        """Make the model, always the same."""
+        """Make the model, with the same weights each time."""
         super().__init__()
         torch.manual_seed(3)
         self.table = nn.EmbeddingBag(64 * 17, 64, mode="mean", sparse=True)

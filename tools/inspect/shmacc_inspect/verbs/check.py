@@ -64,7 +64,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
 
 
 def _aside(namespace: str | None, checked: Collection[SegmentName]) -> str:
-    """Say how many segments were not checked, since their namespaces only look like runs'."""
+    """Say how many segments were not checked: their namespaces look like runs' but are none."""
     if not namespace:
         return ""
     aside = set(inspection.list_names(namespace=f"{namespace}.*")).difference(checked)
