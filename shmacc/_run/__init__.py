@@ -1,1 +1,1 @@
-"""Starts a chief and workers, and starts again those that are killed."""
+"""Starts a chief and workers, and restarts those that are killed."""

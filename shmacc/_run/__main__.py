@@ -1,4 +1,4 @@
-"""The command ``shmacc-run``, for an environment whose commands are not on PATH."""
+"""The command ``python -m shmacc._run``, where ``shmacc-run`` is not on PATH."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Calls that were pickled by value, with what is defined in the program, as Ray pickles them."""
+"""Runs calls that Ray has pickled by value, with the functions and classes of the program."""
 
 import pickle
 import sys
@@ -8,12 +8,12 @@ from shmacc._run import child
 
 
 def call(pickled: bytes, *first: Any) -> Any:
-    """Make a call: a function and its arguments, to which those in `first` are added in front.
+    """Call the pickled function with the arguments `first`, then with its pickled arguments.
 
-    What it returns or raises is pickled in the same way: its class may be the program's.
+    The result or exception will be pickled by value, too: the program may define its class.
     """
     function, args = pickle.loads(pickled)  # noqa: S301  the run's own process wrote it
-    by_value = sys.modules.get("ray.cloudpickle")  # it is loaded if the pickle needs it
+    by_value = sys.modules.get("ray.cloudpickle")  # loaded if the pickle needs it
     if by_value is not None:
         child.dumps = by_value.dumps
     return function(*first, *args)

@@ -1,14 +1,14 @@
-"""A child's side of `shmacc.run`: it makes one call, and hands the outcome to its parent.
+"""The child's side of `shmacc.run`: makes one call, and sends the outcome to the parent.
 
-The outcome stands in an anonymous file in memory (memfd), which the parent reads when the child has
-ended. A pipe would block both if the result is large, and would stay open in processes that the
-child started. Its length comes first, so an outcome that a killed child has cut counts as none.
+The child writes the outcome into an anonymous file in memory (memfd), which the parent reads when
+the child has ended. A large result in a pipe would block both processes, and a pipe would stay open
+in processes that the child started. The length at the front is written last: so an outcome that a
+killed child wrote only in part does not count.
 
-A child leads a process group of its own, out of reach of its terminal's Ctrl-C, and ignores the
-signals by which a terminal stops a group that is not in its foreground; so does what it starts. The
-kernel kills it when its parent dies (PR_SET_PDEATHSIG). A parent that died before the child asked
-for that is not its parent any more, which it checks afterwards. What the kernel does not cover, a
-process of the run's own does (cleaner.py).
+A child leads its own process group, so Ctrl-C in a terminal does not reach it. It ignores the
+signals with which a terminal stops a background group, and so do processes that it starts. The
+kernel kills it when its parent dies (PR_SET_PDEATHSIG). The child then checks that the parent did
+not die before it asked for this. The kernel does not kill what the child started: cleaner.py does.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ from shmacc._run import cleaner
 from shmacc.errors import FailedPreconditionError
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_LENGTH = 8  # bytes of an outcome's length
+_LENGTH = 8  # bytes that hold an outcome's length
 
-dumps: Callable[[object], bytes] = pickle.dumps  # of what a child returns or raises
+dumps: Callable[[object], bytes] = pickle.dumps  # pickles results and exceptions
 
 
 class Call(NamedTuple):
@@ -40,10 +40,10 @@ class Call(NamedTuple):
 
     Attributes:
         role: ``chief`` or ``worker``.
-        rank: The worker's; -1: the chief.
+        rank: The worker's rank; -1 for the chief.
         function: The function that is called.
         args: The arguments of the call.
-        answers: Whether the child answers. A program that takes the child's place (exec) does not.
+        answers: Whether the child sends an outcome. A program that replaces it (exec) does not.
     """
 
     role: str
@@ -60,13 +60,13 @@ class Surroundings(NamedTuple):
     """What a child sets up before its call.
 
     Attributes:
-        environment: Variables; those of ``before`` are also there when the program is executed.
-        before: Variables that packages read when they are loaded.
-        parent: The pid of its parent; 0: a forkserver is.
+        environment: Environment variables for the call.
+        before: Variables that packages read when they are loaded; set when Python is executed.
+        parent: The pid of its parent; 0 if its parent is a forkserver.
         mask: The child's signal mask.
         cpus: The processors that it may use; None: all.
-        output: The files that its standard output and error are appended to, or descriptors that
-            it inherits; None: the parent's.
+        output: For its standard output and error: paths of files to append to, or descriptors
+            that it inherits; None: the parent's.
     """
 
     environment: dict[str, str]
@@ -82,7 +82,7 @@ class Program(NamedTuple):
 
     Attributes:
         module: The module's name, such as ``package.__main__``; empty: no module.
-        path: The program's file, or the folder or archive that has it.
+        path: The program's file, or the folder or archive that contains it.
         is_main: Whether the program is the ``__main__`` of a package, folder or archive.
     """
 
@@ -93,11 +93,11 @@ class Program(NamedTuple):
     def load(self) -> None:
         """Import the program as ``__mp_main__`` (as multiprocessing does) and ``__main__``."""
         main = sys.modules["__main__"]
-        # A forkserver may have imported it; a frozen program is imported from the beginning.
+        # A forkserver may have imported it already; a frozen program begins with its import.
         if main.__name__ == "__mp_main__" or getattr(main, "__file__", None) == self.path:
             return
         process.current_process()._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001
-        try:  # it must start no processes now
+        try:  # the program must not start processes while it is imported
             if self.module:
                 found = runpy.run_module(self.module, run_name="__mp_main__", alter_sys=True)
             else:
@@ -110,13 +110,13 @@ class Program(NamedTuple):
 
 
 class Packed:
-    """A call, which a child that is not forked unpickles only when it can answer for errors."""
+    """A call that a child unpickles only when it can send errors to its parent."""
 
     def __init__(self, call: Call, program: Program | None) -> None:
         self._call, self._program, self._pickled = call, program, b""
 
     def __reduce__(self) -> tuple[Callable[..., "Packed"], tuple[Any, ...]]:
-        # Pickle here: multiprocessing's queues and locks pickle only while it starts a child.
+        # Pickle here: multiprocessing's queues and locks pickle only while a child is started.
         pickled = bytes(reduction.ForkingPickler.dumps(self._call[2:4]))
         return _packed, (self._call._replace(function=str, args=()), self._program, pickled)
 
@@ -140,7 +140,7 @@ class Answer:
     """A file in memory for what a child returns or raises."""
 
     def __init__(self, descriptor: int) -> None:
-        try:  # not as standard output, if that is closed, nor for a program in the child's place
+        try:  # use a number above standard error's; a program that replaces the child lacks it
             self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
         finally:
             os.close(descriptor)
@@ -151,10 +151,10 @@ class Answer:
         return _from_parent, (reduction.DupFd(self._descriptor), self._parents)
 
     def write(self, *outcome: object) -> None:
-        """Write the outcome: a `Returned` or a `Raised`.
+        """Write the outcome: "returned", result; or "raised", last, told, pickled (`was_raised`).
 
         Raises:
-            OSError: The outcome could not be written; the file has none.
+            OSError: The outcome could not be written; the file is left empty.
             Exception: The outcome does not pickle.
         """
         pickled, file = memoryview(pickle.dumps(outcome)), self._opened()
@@ -169,7 +169,7 @@ class Answer:
             raise
 
     def _opened(self) -> int:
-        """Return the file; the program may have closed it, or have another one under its number."""
+        """Return the file's descriptor; open it anew if the program closed or reused the number."""
         with suppress(OSError):
             if os.path.samestat(os.fstat(self._descriptor), self._file):
                 return self._descriptor
@@ -177,7 +177,7 @@ class Answer:
         return self._descriptor
 
     def read(self) -> tuple[Any, ...] | None:
-        """Return the outcome; None if there is none, or only a part of one."""
+        """Return the outcome; None if there is none, or only a part of it."""
         length = int.from_bytes(os.pread(self._descriptor, _LENGTH, 0), "little")
         if length == 0:
             return None
@@ -204,10 +204,10 @@ def main(packed: Packed, surroundings: Surroundings, answer: Answer) -> None:
         call = packed.call()
         _return(call, call.function(*call.args), answer)
     except SystemExit:
-        raise  # its status says all
+        raise  # its exit status is the outcome
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # one traceback, the parent's, is enough
-    except BaseException as error:  # noqa: BLE001  its parent shows it
+        sys.exit(128 + signal.SIGINT)  # no traceback: the parent shows its own
+    except BaseException as error:  # noqa: BLE001  the parent shows it
         _child_errors.keep(error)
         _raise(error, answer)
         sys.exit(1)
@@ -216,13 +216,13 @@ def main(packed: Packed, surroundings: Surroundings, answer: Answer) -> None:
 def _set_up(surroundings: Surroundings) -> None:
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)  # a forked one's is its parent's event loop, until Python 3.12
+    signal.set_wakeup_fd(-1)  # before Python 3.12, a fork keeps its parent's event loop's
     _connect(surroundings.output)
     os.environ.update(surroundings.environment)
-    # This marks processes that are forked from here on; a variable marks those that are executed.
+    # Processes forked from here on inherit this mark. Executed programs have a variable as a mark.
     os.memfd_create(cleaner.MARK + surroundings.environment[cleaner.VARIABLE])
     if surroundings.cpus is not None:
-        for thread in os.listdir("/proc/self/task"):  # packages that are loaded may have some
+        for thread in os.listdir("/proc/self/task"):  # loaded packages may have threads
             os.sched_setaffinity(int(thread), surroundings.cpus)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if surroundings.parent not in {0, os.getppid()}:
@@ -232,9 +232,9 @@ def _set_up(surroundings: Surroundings) -> None:
 
 def _connect(output: tuple[str, str] | tuple[int, int] | None) -> None:
     """Make standard input empty, and direct the output to these files."""
-    # A terminal stops a group that reads from it and is not in its foreground. multiprocessing has
-    # replaced sys.stdin only.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  one was closed
+    # A terminal stops a background group that reads from it. multiprocessing has replaced only
+    # sys.stdin, not descriptor 0.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  a standard stream was closed
         os.set_inheritable(descriptor, True)  # noqa: FBT003
     os.close(descriptor)
     for number, to in enumerate((os.devnull, *(output or ()))):
@@ -261,7 +261,7 @@ def _return(call: Call, result: object, answer: Answer) -> None:
 
 
 def _raise(error: BaseException, answer: Answer) -> None:
-    below = error.__traceback__.tb_next if error.__traceback__ else None  # not of this file
+    below = error.__traceback__.tb_next if error.__traceback__ else None  # without this file
     told = traceback.TracebackException(type(error), error, below)
     last = "".join(told.format_exception_only())
     whole = "".join(told.format())
@@ -271,9 +271,9 @@ def _raise(error: BaseException, answer: Answer) -> None:
         pickled = b""
     try:
         answer.write("raised", last.strip(), whole.removesuffix(last), pickled)
-    except OSError:  # such as a limit of the size of files
+    except OSError:  # a limit on file sizes, for example
         told.print()
-        with suppress(OSError):  # then the status says that it has failed
+        with suppress(OSError):  # then only the status says that it failed
             answer.write("raised", last.strip(), "", b"")
 
 
@@ -281,18 +281,18 @@ def was_raised(child: str, last: str, told: str, pickled: bytes) -> BaseExceptio
     """Return the exception of a child, with its traceback as a note.
 
     Args:
-        child: The child that raised.
-        last: The exception's last line.
-        told: The traceback without that line.
-        pickled: The exception; empty: it does not pickle.
+        child: The child that raised, in words.
+        last: The exception's type and message.
+        told: The traceback without `last`.
+        pickled: The pickled exception; empty if it does not pickle.
     """
     note = f"In {child}:\n{told}".rstrip(":\n")
     error: BaseException
     try:
         error = pickle.loads(pickled)  # noqa: S301  this process's own child wrote it
         str(error)
-        error.add_note(note)  # a __reduce__ may lead to something else
-    except BaseException:  # noqa: BLE001  an __init__ with other arguments, or whatever else
+        error.add_note(note)  # fails if __reduce__ made no exception
+    except BaseException:  # noqa: BLE001  an __init__ with other arguments, for example
         error = RuntimeError(last)
         error.add_note(note)
     return error
@@ -306,7 +306,7 @@ def result_of(pickled: bytes | None) -> Any:
     """
     try:
         return None if pickled is None else pickle.loads(pickled)  # noqa: S301  as above
-    except BaseException as error:  # even SystemExit would not be the caller's
+    except BaseException as error:  # even a SystemExit must not end the caller
         raise FailedPreconditionError(
             f"The result of the chief cannot be unpickled: {type(error).__qualname__}: {error}"
         ) from error

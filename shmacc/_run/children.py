@@ -1,11 +1,11 @@
-"""Watches the processes of a run, starts again those that are killed, and ends all.
+"""Watches the processes of a run, restarts those that are killed, and ends all of them.
 
-Who owns the process that calls `run` owns its children, too: a launcher may have it ignore SIGCHLD,
-a handler or a thread of the program may reap whatever ends. So a child's end is seen by a pidfd,
-and what it did by its answer. Its status is asked for, and may be gone.
+Other code may reap the children: a launcher may let the process that calls `run` ignore SIGCHLD, or
+a handler or thread of the program may wait for any child. So a pidfd tells that a child has ended,
+and its answer tells the outcome. The exit status is asked for, too, but may be lost.
 
-A child leads a process group of its own, and what is in that is ended with it. The kernel gives a
-group's number to no other process while the group has a member, or its leader is not reaped.
+A child leads its own process group, and the whole group is ended with the child. The kernel does
+not reuse a group's number while the group has a member, or while its leader is not reaped.
 """
 
 import contextlib
@@ -31,12 +31,12 @@ from shmacc._run.signals import CallersSignals
 from shmacc._run.spawning import Starter
 from shmacc.errors import WorkerDiedError
 
-_PERIOD = 60.0  # seconds for which an end counts, and for which a start that fails is tried again
+_PERIOD = 60.0  # seconds for which an end counts, and for which a failing start is retried
 # Seconds before a process is started again the first, second, ... time.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 _LOOK = 0.1  # seconds between two looks at signals, and at children without a pidfd
-_KILLED = 10.0  # seconds in which a killed process is gone, if the kernel does not hold it
-_REPORT = 1.0  # seconds in which a forkserver tells the status of a child that has ended
+_KILLED = 10.0  # seconds; a killed process that lives longer hangs in the kernel
+_REPORT = 1.0  # seconds within which a forkserver reports the status of an ended child
 _LOOKED_AT = os.WEXITED | os.WNOWAIT | os.WNOHANG
 _LOST_BY_FORKSERVER = 255  # multiprocessing's status of a child whose forkserver has ended
 _WANTS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -45,7 +45,7 @@ _log = logging.getLogger("shmacc")
 
 
 class Limits(NamedTuple):
-    """How often a process is started again, and how long the end waits; see `run`."""
+    """How often a process may be restarted, and how long the run's end may take; see `run`."""
 
     restarts: int
     after_failures: bool
@@ -53,11 +53,11 @@ class Limits(NamedTuple):
 
 
 class Interrupted(BaseException):
-    """Ends the run when a signal asks for that."""
+    """A signal has asked for the end of the run."""
 
 
 class _Process:
-    """One process of a child, from its start to its end."""
+    """One process of a child; a child that is restarted has several, one after the other."""
 
     def __init__(self, starter: Starter, call: Call, surroundings: Surroundings) -> None:
         self._by_forkserver = starter.by_forkserver
@@ -69,7 +69,7 @@ class _Process:
         self.pid: int = self._process.pid
         self._started = 0
         self.descriptor: int | None = None
-        # The process has ended, the kernel has no pidfds, or there are no descriptors.
+        # This fails if the process has ended, the kernel has no pidfds, or no descriptor is free.
         with suppress(OSError):
             self._started = cleaner.started(self.pid)[1]
             self.descriptor = os.pidfd_open(self.pid)
@@ -80,10 +80,10 @@ class _Process:
             poll.register(self.descriptor, select.POLLIN)
             return not poll.poll(0)
         try:
-            with suppress(ChildProcessError):  # a forkserver's, or somebody else has reaped it
+            with suppress(ChildProcessError):  # a forkserver's child, or reaped by other code
                 return os.waitid(os.P_PID, self.pid, _LOOKED_AT) is None
             state, ticks = cleaner.started(self.pid)
-        except OSError:  # no descriptors: look again later
+        except OSError:  # no descriptor is free: look again later
             return True
         return state not in "XZ" and self._started in {0, ticks}
 
@@ -105,7 +105,7 @@ class _Process:
         return False
 
     def collect(self) -> int | None:
-        """Kill the group of the process, which has ended; return its status, None: it is lost."""
+        """Kill the ended process's group; return the process's status, or None if it is lost."""
         status: int | None = None
         try:
             end = os.waitid(os.P_PID, self.pid, _LOOKED_AT)
@@ -113,19 +113,19 @@ class _Process:
                 status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
                 cleaner.kill_group(self.pid)
                 os.waitid(os.P_PID, self.pid, os.WEXITED)
-        except ChildProcessError:  # a forkserver's, or somebody else has reaped it
+        except ChildProcessError:  # a forkserver's child, or reaped by other code
             if self._by_forkserver and connection.wait([self._process.sentinel], _REPORT):
                 status = self._process.exitcode
             if status == _LOST_BY_FORKSERVER:
                 status = None
-            # No process gets the number of a group with members: if one has it, the group is gone.
+            # If a new process has this pid, the group is gone: members would keep the number used.
             if not os.path.exists(f"/proc/{self.pid}"):
                 cleaner.kill_group(self.pid)
         return status
 
     def close(self, status: int | None) -> None:
         """Close what this process has open for the child."""
-        popen = self._process._popen  # noqa: SLF001  multiprocessing would ask for its status
+        popen = self._process._popen  # noqa: SLF001  else multiprocessing asks for the status
         popen.returncode = _LOST_BY_FORKSERVER if status is None else status
         self._process.close()
         self.answer.close()
@@ -138,12 +138,12 @@ class _Child:
 
     Attributes:
         call: The call.
-        process: The running process; None: none runs.
-        due: When to start the next process (time.monotonic); None: not at all.
+        process: The running process; None if none runs.
+        due: When to start the next process (time.monotonic); None: never.
         finished: Whether a process has returned from the call.
-        result: The value that it has returned.
+        result: The value that the call has returned.
         ends: When processes were killed or failed, within the last `_PERIOD`.
-        wanting: Since when a start fails for lack of a resource; None: it does not.
+        wanting: Since when starts have failed for lack of a resource; None if they do not.
     """
 
     def __init__(self, call: Call, surroundings: Surroundings) -> None:
@@ -161,7 +161,7 @@ class _Child:
             self.process.send(number)
 
     def send_if_handled(self, number: int) -> bool:
-        """Send a signal to the child's process if that handles it; return whether it does."""
+        """Send a signal to the child's process if it handles the signal; return whether it does."""
         process = self.process
         if process is None or not process.lives() or not process.handles(number):
             return False
@@ -171,7 +171,7 @@ class _Child:
 
 
 def count_end(ends: deque[float]) -> int:
-    """Note an end among those within `_PERIOD`; return how many there are."""
+    """Add an end at this moment; return how many ends there were within `_PERIOD`."""
     now = time.monotonic()
     ends.append(now)
     while ends[0] < now - _PERIOD:
@@ -180,7 +180,7 @@ def count_end(ends: deque[float]) -> int:
 
 
 def too_often(count: int, restarts: int) -> str:
-    """Return the message's part that says why nothing is started again."""
+    """Return the part of a message that says why a process is not restarted."""
     return f"; it has ended {count} times within {_PERIOD:.0f} s, with restarts={restarts}"
 
 
@@ -218,7 +218,7 @@ class Run:
         try:
             self._watch(lambda: chief.finished)
             for child in self._children:
-                child.due = None  # none is started again now
+                child.due = None  # from now on, no child is restarted
             self._watch(self._all_have_ended, self._limits.grace)
         finally:
             self._end()
@@ -242,7 +242,7 @@ class Run:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Wait until a child ends, or a signal may have come."""
+        """Wait until a child ends, but at most `_LOOK` seconds."""
         poll = select.poll()
         for child in self._children:
             if child.process is not None and child.process.descriptor is not None:
@@ -301,7 +301,7 @@ class Run:
         return status, outcome
 
     def _judge(self, child: _Child, process: _Process) -> None:
-        """Decide whether a child whose process ended has finished, restarts, or ends the run."""
+        """Decide what a process's end means: its child has finished, restarts, or ends the run."""
         status, outcome = self._let_go(child, process)
         who = f"{child.call} (pid {process.pid})"
         error: BaseException | None = None
@@ -318,7 +318,7 @@ class Run:
         killed = error is None and (status is None or status < 0)
         may_start_again = killed or self._limits.after_failures
         if may_start_again and self._children[0].finished:
-            return  # it is not needed any more
+            return  # the chief has finished: the child is not needed any more
         what = f"{who} {self._told(status, outcome)}"
         count = count_end(child.ends)
         restarts = self._limits.restarts
@@ -333,7 +333,7 @@ class Run:
             raise error
         if killed:
             what += too_often(count, restarts)
-        # The command ends with this status (command.py).
+        # `shmacc-run` exits with the same status (command.py).
         cause = None if killed else SystemExit(status)
         raise WorkerDiedError(what).with_fields(pids=(process.pid,), reasons=(what,)) from cause
 
@@ -354,12 +354,12 @@ class Run:
         return told
 
     def _end(self) -> None:
-        """End all processes that are left: by the signal that came, by SIGTERM, by SIGKILL."""
+        """End the remaining processes: by the signal that came, then by SIGTERM, then SIGKILL."""
         first = (self._signals.ended_by,) if self._signals.ended_by else ()
         for number in (*first, signal.SIGTERM, signal.SIGKILL):
             for child in self._children:
                 child.send(number)
-                child.send(signal.SIGCONT)  # a stopped one would not see it
+                child.send(signal.SIGCONT)  # a stopped process would not see it
             last = number == signal.SIGKILL
             deadline = time.monotonic() + (_KILLED if last else self._limits.grace)
             while time.monotonic() < deadline:
@@ -379,7 +379,7 @@ class Run:
 
 
 def _memory_kills() -> int:
-    """Return how many processes of this control group were killed for want of memory, ever."""
+    """Return how many processes of this control group were ever killed for lack of memory."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,18 +1,18 @@
-"""Ends what a run has started and left behind, and removes the run's names.
+"""Kills the processes that a run has left behind, and removes the run's names.
 
-This is a program: a process beside the run's own, so that it can act when that one is killed. It
-imports little, and nothing of the library, since each run starts it. The run's process tells it, a
-line each, which process groups there are (``+PID``, ``-PID``), and at the end whether the names go
-(``remove``, and in which namespaces besides) or stay (``keep``). Then it answers with the pids that
-it has killed.
+This program runs beside the run's own process, so that it can act when that process is killed. Each
+run starts it, so it imports little, and nothing of this library. The run's process sends it lines:
+``+PID`` when a process group begins, ``-PID`` when the group has ended; and at the end ``remove``,
+with further namespaces, or ``keep``, which say whether to remove the names. It answers with the
+pids that it has killed.
 
-It sees the death of the run's process by a pidfd, or by its own new parent, not by the end of its
-standard input: any process that the program forks inherits the other end of that.
+It notices the death of the run's process by a pidfd, or because its own parent changes. The end of
+its standard input is no sign: processes that the program forks keep the other end open.
 
-A process belongs to the run if it is in the group of a child, or if it has the run's token: in the
-environment with which it was executed; or, if it was forked by a child, in the name of a file in
-memory that it inherited. So a process that left its group (setsid, a daemon) is found as well.
-Processes that are older than this one are not looked into.
+A process belongs to the run if it is in a child's group, or if it has the run's token. An executed
+program has the token in its environment; a forked process has it in the name of an inherited file
+in memory. So a process that left its group (setsid, a daemon) is found, too. Processes that are
+older than this one are skipped.
 """
 
 import os
@@ -22,19 +22,19 @@ import time
 
 VARIABLE = "SHMACC_RUN"  # in a child: the tokens of the outer runs, then the run's own
 MARK = "shmacc run "  # the name of a file in memory, before the token
-_LOOKS = 20  # for names and processes, after the run's process was killed
+_LOOKS = 20  # how often to look for names and processes
 _PAUSE = 0.1  # seconds
-_SIGKILL = 9  # to import signal takes longer than to look for processes
+_SIGKILL = 9  # a number, since importing `signal` takes longer than a look for processes
 
 
 class Job:
-    """What is to be cleaned up.
+    """What to clean up.
 
     Attributes:
-        token: The mark of the run's processes.
-        folder: Where the names are.
+        token: The text that marks the run's processes.
+        folder: The folder of the names.
         namespace: The namespace of the names.
-        named: Whether the run has a name, so that the names stay if its process is killed.
+        named: Whether the run has a name. Then names stay if the run's process is killed.
     """
 
     def __init__(self, token: str, folder: str, namespace: str, named: bool) -> None:
@@ -50,7 +50,7 @@ def kill_group(number: int) -> None:
 
 
 def started(pid: int | str) -> tuple[str, int]:
-    """Return a process's state and the time of its start in ticks; ("X", 0): there is none."""
+    """Return a process's state, and its start in ticks; ("X", 0) if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -91,10 +91,10 @@ def _is_marked(pid: str, token: str) -> bool:
 
 
 def remove_names(job: Job, inner: list[str]) -> None:
-    """Remove the names in the namespace, and in the namespaces `inner`.
+    """Remove the names in the job's namespace, and in the namespaces `inner`.
 
-    In those that begin like an unnamed run's, too: since it has a random number, they are of runs
-    inside of it that have failed, and nobody can go on with them.
+    If the run is unnamed, also remove names in namespaces that begin with the job's. They belong to
+    failed runs inside this run. Its namespace is random, so nobody can go on with these runs.
     """
     for file in os.listdir(job.folder):
         namespace, colon, _ = file.removeprefix("sem.").removeprefix("shmacc.").partition(":")
@@ -119,7 +119,7 @@ def end(job: Job) -> list[int]:
 
 
 def _watching(parent: int) -> tuple[select.poll, float]:
-    """Return a poll object for input and the parent's end, and the seconds to poll at most."""
+    """Return a poll object for input and the parent's end, and how many seconds to poll at most."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     try:
@@ -149,8 +149,8 @@ def main(parent: int, job: Job) -> None:
                 os.write(1, f"{' '.join(map(str, killed))}\n".encode())
                 return
             (groups.add if what[0] == "+" else groups.discard)(int(what[1:]))
-    # The kernel kills the children with their parent, but not what they have started, nor a child
-    # that has changed its user.
+    # The kernel kills the children with their parent, but not the processes that they have
+    # started, nor a child that has changed its user.
     for group in groups:
         kill_group(group)
     for _ in range(_LOOKS):

@@ -1,4 +1,4 @@
-"""The command ``shmacc-run``: `shmacc.run` for programs in files, as torchrun is for torch's."""
+"""The command ``shmacc-run``: runs a program as `shmacc.run` runs functions, like torchrun."""
 
 import argparse
 import importlib
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="shmacc-run: %(message)s")
     if asked.verbose:
         logging.getLogger("shmacc").setLevel(logging.INFO)
-    # A launcher may have SIGCHLD ignored: then the status of no process would be known.
+    # A launcher may let this process ignore SIGCHLD: then every exit status would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         _run(asked)
@@ -168,7 +168,7 @@ def _run_over_hosts(asked: argparse.Namespace, program: list[str], workers: int)
         if given:
             raise InvalidArgumentError(f"{option} is not there with --ray")
     try:
-        hosts = importlib.import_module("shmacc.ray._run")  # which stands on this package
+        hosts = importlib.import_module("shmacc.ray._run")  # late: it imports this package
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(f"--ray needs Ray, the extra 'ray': {error}") from error
     call = hosts.pickled("program", _become, (program, os.getcwd()))
@@ -191,6 +191,6 @@ def _threads(text: str) -> int | str | None:
 
 
 def _become(program: list[str], folder: str = ".") -> None:
-    with suppress(OSError):  # another node need not have it
+    with suppress(OSError):  # another node may lack the folder
         os.chdir(folder)
     os.execv(sys.executable, [sys.executable, *program])  # noqa: S606  what the user asked for

@@ -20,10 +20,10 @@ _ANSWER = 10.0  # seconds within which a cleaner that lives has cleaned up
 
 
 class Cleaner:
-    """The process beside the run's own that cleans up after the run; see cleaner.py.
+    """Starts and instructs the process that cleans up after a run (cleaner.py).
 
     Attributes:
-        mark: Marks the run's processes: the tokens of the outer runs, then this run's own token.
+        mark: The mark of the run's processes: the tokens of the outer runs, then this run's token.
     """
 
     def __init__(self, namespace: str, *, named: bool) -> None:
@@ -48,11 +48,11 @@ class Cleaner:
             dict(os.environ),
             [],
             file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
-            setsid=True,  # a terminal's Ctrl-C is not for it
+            setsid=True,  # so that a terminal's Ctrl-C does not reach it
         )
 
     def _forked(self, end: int) -> int:
-        """Fork the cleaner: executing a frozen program's ``sys.executable`` would start it anew."""
+        """Fork the cleaner: a frozen program's ``sys.executable`` would start the program again."""
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             try:
@@ -66,7 +66,7 @@ class Cleaner:
         return pid
 
     def note_started(self, pid: int) -> None:
-        """Tell the cleaner of a new child, which leads a process group."""
+        """Tell the cleaner that a child, which leads a process group, has started."""
         self._send(f"+{pid}\n")
 
     def note_ended(self, pid: int) -> None:
@@ -78,7 +78,7 @@ class Cleaner:
             self._socket.sendall(line.encode(), socket.MSG_NOSIGNAL)
 
     def finish(self, *, remove: bool) -> None:
-        """Let the cleaner end leftover processes, and remove the names if asked. Idempotent."""
+        """Let the cleaner end leftover processes, and remove the names if `remove`. Idempotent."""
         if self._socket.fileno() < 0:
             return
         inner: list[str] = []
@@ -109,7 +109,7 @@ class Cleaner:
 
 
 class Surrounded(NamedTuple):
-    """The namespace and the cleaner of a run's children; see `of_children`."""
+    """The namespace of a run's children, the run's cleaner and its record; see `of_children`."""
 
     namespace: str
     cleaner: Cleaner
@@ -120,9 +120,9 @@ class Surrounded(NamedTuple):
 def of_children(
     name: str | None, roles: Sequence[str], restarts: int, called: Called | None = None
 ) -> Iterator[Surrounded]:
-    """Yield the children's namespace and cleaner; then remove the names in the namespace.
+    """Yield a run's namespace, cleaner and record; then remove the names in the namespace.
 
-    The names of a named run stay if it has failed. Other arguments are as for `record.kept`.
+    If a named run fails, its names stay. `name` is the run's name; see `record.kept` for the rest.
     """
     outer = names.current_namespace()
     if name is None:

@@ -1,4 +1,4 @@
-"""Puts the name of a process before each line that it prints, where several have one output."""
+"""Writes the output of several processes, each line with the name of its process in front."""
 
 import os
 import select
@@ -8,14 +8,14 @@ from contextlib import suppress
 
 from shmacc._run.child import Call
 
-_LONGEST = 2**16  # bytes of a line that are kept back
-_LAST = 1.0  # seconds for what is left to be written, if nobody reads it
+_LONGEST = 2**16  # bytes of an unfinished line that are held back
+_LAST = 1.0  # seconds to wait for a reader
 
 
 class Prefixes:
-    """Pipes of processes, and a thread that writes what comes through them.
+    """Pipes for the output of processes, and a thread that writes what comes through the pipes.
 
-    Processes may live on that have inherited a pipe, so the end does not wait for its last writer.
+    `close` does not wait until the pipes end: processes that inherited a pipe may live on.
     """
 
     def __init__(
@@ -24,15 +24,15 @@ class Prefixes:
         write: Callable[[int, bytes], int] = os.write,
         named: Callable[[Call], str] = str,
     ) -> None:
-        """Begin to copy.
+        """Make the pipes and start the thread.
 
         Args:
             calls: The processes' calls.
-            write: Writes to standard output or error; returns how much it has written.
-            named: Returns what a process is called.
+            write: Writes to standard output or error; returns how many bytes it has written.
+            named: Returns a process's name.
         """
         self._to, self._named = write, named
-        self._ends: dict[int, tuple[int, str]] = {}  # by a pipe: where to write, with which prefix
+        self._ends: dict[int, tuple[int, str]] = {}  # by pipe: the output and the prefix
         self._written: dict[int, list[int]] = {call.rank: [] for call in calls}
         for call in calls:
             for number in (1, 2):
@@ -46,17 +46,17 @@ class Prefixes:
         self._thread.start()
 
     def outputs(self, call: Call) -> tuple[int, int]:
-        """Return a forked child's standard output and error."""
+        """Return the descriptors of a forked child's standard output and error."""
         out, error = self._written[call.rank]
         return out, error
 
     def paths(self, call: Call) -> tuple[str, str]:
-        """Return what a child that is not forked opens as its standard output and error."""
+        """Return the paths of standard output and error, for a child that is not forked."""
         out, error = (f"/proc/{os.getpid()}/fd/{end}" for end in self._written[call.rank])
         return out, error
 
     def cut(self, call: Call) -> None:
-        """Complete the last lines of a process that has ended."""
+        """End the last line of a process that has ended, if it is unfinished."""
         self._cut.add(f"{self._named(call)}: ")
         os.write(self._woken, b"cut")
 
@@ -98,7 +98,7 @@ class Prefixes:
             while text:
                 try:
                     text = text[self._to(number, text) :]
-                except BlockingIOError:  # others may have made it a non-blocking one
+                except BlockingIOError:  # other processes may have made it non-blocking
                     select.select((), (number,), (), _LAST)
         except BrokenPipeError:
             raise

@@ -33,7 +33,7 @@ class Called(NamedTuple):
 
     @classmethod
     def here(cls) -> Self:
-        """Return how one is called in this process."""
+        """Return the command line and folder of this process."""
         return cls(_command(), _folder())
 
 
@@ -50,14 +50,14 @@ class Record:
     def note(
         self, role: int, state: State, *, pid: int = 0, ends: int = 0, due: float | None = None
     ) -> None:
-        """Write down what one of the run's processes does now.
+        """Record the state of one of the run's processes.
 
         Args:
-            role: The process's place among the roles: 0 is the chief.
+            role: The number of the process's role; 0 is the chief.
             state: The state of the process.
             pid: The pid, if the process runs.
             ends: How often it has ended within the last 60 seconds.
-            due: In how many seconds the next one is started; None: at once, or not at all.
+            due: Seconds until the role's next process starts; None: it starts at once, or never.
         """
         now = time.time_ns()
         if self._states[role] is State.RUNNING and state is not State.RUNNING:
@@ -90,12 +90,12 @@ def kept(
     named: bool,
     restarts: int,
 ) -> Iterator[Record]:
-    """Keep the record of a run in a block. It stays afterwards; the run's cleaner removes it.
+    """Hold a run's record during the block. It stays afterwards: the run's cleaner removes it.
 
     Args:
         namespace: The namespace of the run's children.
         roles: The run's processes: "chief", "worker 0", ...
-        called: How `run` was called; None: in this process.
+        called: How `run` was called; None: by this process.
         named: Whether the run has a name.
         restarts: How often each process may be started again within 60 seconds.
 
@@ -124,7 +124,7 @@ def kept(
         [(len(roles) * ROW.size, None)],
     ]
     spec = Spec("arrays", specs, NOT_REDUCED, lanes=None, capacity=None, mode=None, private=False)
-    # A record that nobody holds belongs to an earlier run that was killed, or has failed.
+    # If a record exists and nobody holds it, its run was killed or has failed: replace it.
     options = Options(mode=None, owners="mine", if_exists="replace", unlink_on_close=False)
     try:
         handle = opening.open_or_create(names.of_run(namespace), spec, options, lambda: contents)
@@ -148,9 +148,9 @@ def _folder() -> str:
 
 
 def _command() -> str:
-    """Return the command line that starts the program again; empty: there is none.
+    """Return the command line that starts the program again; empty if there is none.
 
-    A prompt's or notebook's does not lead to the call, nor that of a child of multiprocessing.
+    In a prompt, a notebook or a child of multiprocessing, the command line would not call `run`.
     """
     program = vars(sys.modules["__main__"]).get("__file__") or sys.argv[:1] == ["-c"]
     if not program or multiprocessing.parent_process() is not None:

@@ -1,6 +1,6 @@
 """`shmacc.run`: a chief and workers in processes that are started again if they are killed.
 
-No other module needs this one: threads, asyncio and other launchers do without it.
+The rest of the library works without it: in threads, in asyncio, and with other launchers.
 """
 
 import math
@@ -49,9 +49,9 @@ def run(
     has finished; what it returns is not sent. When the chief has returned, workers have `grace`
     seconds to return. The number of workers does not change.
 
-    The children have a namespace of their own (``SHMACC_NAMESPACE``) inside this process's, so the
-    names in a program never meet those of another run. At the end all names in it are removed, and
-    what the children have started is killed.
+    The children have their own namespace (``SHMACC_NAMESPACE``) inside this process's, so a
+    program's names never collide with those of another run. At the end, all names in the namespace
+    are removed, and the processes that the children have started are killed.
 
     In a child the environment has ``SHMACC_ROLE`` (``chief`` or ``worker``), ``SHMACC_RANK`` (-1 in
     the chief) and ``SHMACC_WORKERS``, all of them set before the function is called. Logger
@@ -59,18 +59,18 @@ def run(
     started and finished. `run` prints nothing.
 
     It may be called in any thread. In the main thread, SIGINT, SIGTERM and SIGHUP of this process
-    are passed on to the children, and take effect here when these have ended; a second one kills
-    the children. SIGUSR1 and SIGUSR2 are passed on to children that have a handler; Ctrl-Z stops
-    the children, too. Your own handlers are called, within 0.1 seconds; what they raise ends the
-    run, and is raised. Handlers and mask are yours again afterwards. If this process is killed, the
-    children and what they have started are killed with it, and the names are removed.
+    are passed on to the children, and take effect here when the children have ended; a second
+    signal kills the children. SIGUSR1 and SIGUSR2 are passed on to children that have a handler;
+    Ctrl-Z stops the children, too. Your own handlers are called within 0.1 seconds; an exception
+    from one ends the run and is raised. Afterwards your handlers and mask are restored. If this
+    process is killed, the children and what they started are killed, and the names are removed.
 
-    It reads like ``torch.multiprocessing.spawn``, and restarts as torchrun does, without a
-    rendezvous: names do that.
+    It is called like ``torch.multiprocessing.spawn``, and restarts like torchrun. It needs no
+    rendezvous: processes find each other by the names of segments.
 
     Args:
         chief: A function that children can import: at the top level of a module or program.
-        worker: Likewise.
+        worker: Such a function, too; None: there are no workers.
         workers: How many processes call `worker`, with ranks from 0.
         args: Arguments of both functions; they must pickle.
         restarts: How often each process may be started again within 60 seconds.
@@ -78,32 +78,32 @@ def run(
             started again, too.
         context: The start method of multiprocessing: ``"spawn"``, ``"forkserver"`` or ``"fork"``.
         grace: Seconds from the chief's return to SIGTERM, and from SIGTERM to SIGKILL.
-        name: The children's namespace, inside this process's. Then names are removed only after a
-            run that ended well: after a Ctrl-C, an error, or a kill of everything, the same call
+        name: The children's namespace, inside this process's. A run with a name removes its names
+            only if it ends well: after Ctrl-C, an error, or a kill of everything, the same call
             goes on with the run.
         threads: How many threads NumPy, torch and others may use in each child; ``"share"``: the
             processors that this process may use, divided by `workers`. It sets OMP_NUM_THREADS,
             OPENBLAS_NUM_THREADS, MKL_NUM_THREADS and NUMEXPR_NUM_THREADS before the child is
             executed, so `context` must be ``"spawn"``. None: as in this process.
-        cpus: ``"spread"``: each worker may use a share of these processors that no other worker
-            has. None: as in this process.
+        cpus: ``"spread"``: each worker gets a share of this process's processors, which no other
+            worker uses. None: as in this process.
         log_dir: A folder, which is made if it is not there. What a child prints is appended to
             ``chief.out``, ``chief.err``, ``worker-0.out``, ... in it. None: to this process's
             output.
 
     Raises:
         InvalidArgumentError: A bad argument, or a function that children cannot import.
-        FailedPreconditionError: A run of that name is under way; or children import the program,
-            and it calls this outside of ``if __name__ == "__main__":``; or this process is a
-            daemonic one of multiprocessing, such as a Pool's; or the chief's result does not
-            pickle, or could not be handed over.
+        FailedPreconditionError: A run of that name is under way; or a child imports the program,
+            which calls this outside of ``if __name__ == "__main__":``; or this process is a daemon
+            of multiprocessing, such as a Pool's worker; or the chief's result does not pickle, or
+            could not be sent.
         WorkerDiedError: A process was killed more often than `restarts`, or exited with another
-            status than 0, or the chief did without a result. The message names its role and rank.
+            status than 0; or the chief exited without a result. The message names role and rank.
         CancelledError: SIGINT, SIGTERM or SIGHUP came, and this process's handler did not raise.
         OSError: The first start of a process failed, or `log_dir` cannot be written to.
         BaseException: What `chief` or `worker` raised, with the child's traceback as a note; or
-            what a handler of this process has raised. An exception that does not unpickle is a
-            RuntimeError with its name.
+            what a handler of this process raised. In place of an exception that does not unpickle,
+            a RuntimeError with its type and message.
     """
     if _child_errors.is_unpickling():
         raise FailedPreconditionError(
@@ -149,10 +149,10 @@ def supervise(
     Args:
         calls: The calls.
         context: The start method.
-        asked: How often a process is started again, and how long the end waits.
+        asked: How often a process may be restarted, and how long the run's end may take.
         name: The run's name.
-        arranged: Returns a child's surroundings with what is asked for.
-        ended: Is called when a process that makes a call has ended.
+        arranged: Adds the caller's options to a child's surroundings.
+        ended: Is called with a call when a process that made this call has ended.
     """
     starter = Starter(context, calls)
     roles = [str(call) for call in calls]
@@ -166,7 +166,7 @@ def supervise(
             return run.result()
         except BaseException as error:
             if error is run.raised:
-                error.__traceback__ = None  # its note has what counts
+                error.__traceback__ = None  # its note has the child's traceback
             raise
     number = signals.ended_by
     raise CancelledError(f"The run was ended by {signal.Signals(number).name}").with_fields(
@@ -230,7 +230,7 @@ def processors(cpus: object, workers: int) -> dict[int, frozenset[int]]:
 
 
 def log_files(log_dir: str | os.PathLike[str] | None, call: Call) -> tuple[str, str] | None:
-    """Make the folder, and return the files in it that a child's output is appended to."""
+    """Make the folder; return the files in it for a child's standard output and error."""
     if log_dir is None:
         return None
     try:

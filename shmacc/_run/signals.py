@@ -1,15 +1,15 @@
-"""The signals of the process that calls `run`, while it does so.
+"""The signals of the process that calls `run`, during the run.
 
-Handlers and mask are the caller's. A run in the main thread, in which Python calls handlers, puts
-one that only notes in the place of each of them, and calls the caller's own where no exception can
-do harm: between two looks at the children. What that raises ends the run, and is raised again.
-At the end each handler is put back, if no other has taken its place, and so is the mask. Of what a
-library has set (faulthandler.register), and of flags, Python does not know: the C library keeps it.
+Handlers and mask belong to the caller. Python calls handlers in the main thread. A run there
+replaces each of them by a handler that only notes the signal. It calls the caller's handler later,
+between two looks at the children, where an exception can do no harm; the exception ends the run and
+is raised again. At the end, the mask is restored, and each handler that nobody else has replaced;
+by sigaction, since Python does not see flags, or handlers of C libraries (faulthandler.register).
 
-Signals that end the run are blocked and fetched, which tells who sent them. If a supervisor signals
-a whole process tree, a run inside of a run gets the same signal twice, from two senders. Only a
-second one of the same sender, as by a second Ctrl-C, asks for more haste. Where another thread does
-not block them, they are noted like others, without a sender.
+Signals that end the run are blocked and fetched, which tells their sender. If a supervisor signals
+a whole process tree, a run inside a run gets the same signal twice, from two senders. Only a second
+signal of the same sender, as by a second Ctrl-C, asks for more haste. If another thread does not
+block these signals, they are noted like others, without a sender.
 """
 
 import ctypes
@@ -25,17 +25,17 @@ from typing import Any
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 BY_DEFAULT = ENDING | _PASSED_ON | {signal.SIGTSTP}
-"""Noted also without a handler of the caller's. What it ignores, as nohup SIGHUP, stays ignored."""
-_ANOTHER = 2.0  # seconds after which a signal of another sender counts as a second one
+"""Signals that are noted even if the caller has no handler, but not if the caller ignores them."""
+_ANOTHER = 2.0  # seconds after which a signal of another sender counts as a second signal
 
-_SIGACTION = 512  # bytes, in which any platform's struct sigaction has room
+_SIGACTION = 512  # bytes, enough for any platform's struct sigaction
 _libc = ctypes.CDLL(None)
 
 _held: "CallersSignals | None" = None
 
 
 class CallersSignals:
-    """What came while a run holds the caller's signals.
+    """The signals that come while a run holds the caller's handlers.
 
     Attributes:
         ended_by: The first signal that asked for an end; 0: none.
@@ -70,7 +70,7 @@ class CallersSignals:
 
     @property
     def over(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the run must end."""
         return self.ended_by != 0 or self.error is not None
 
     def hold(self) -> None:
@@ -80,14 +80,14 @@ class CallersSignals:
             signal.signal(number, self._note)
 
     def put_back(self) -> None:
-        """Put the caller's handlers back, and the mask, whatever they raise meanwhile."""
+        """Restore the caller's handlers and mask, even if a handler raises meanwhile."""
         try:
             for number in self._before:
                 if signal.getsignal(number) == self._note:
                     self._give_back(number)
             signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
         except BaseException:
-            self.put_back()  # each call has less to do
+            self.put_back()  # ends, since each call has fewer handlers to restore
             raise
 
     def _give_back(self, number: int) -> None:
@@ -100,7 +100,7 @@ class CallersSignals:
         self._noted.append(number)
 
     def act(self, children: Iterable[Any]) -> None:
-        """Do what the signals ask for that have come since the last call; raise nothing."""
+        """Act on the signals that have come since the last call; raise nothing."""
         while self._fetched and (found := signal.sigtimedwait(self._fetched, 0)):
             self._ask_to_end(found.si_signo, (found.si_code, found.si_pid))
         noted, self._noted = self._noted, []
@@ -114,7 +114,7 @@ class CallersSignals:
                 if ctypes.c_void_p.from_buffer(self._actions[number]).value:  # it has a handler
                     self._take_effect(number)
                 elif not any(heard):
-                    self._ask_to_end(number, None)  # which it does by default
+                    self._ask_to_end(number, None)  # the default action
             else:
                 self._take_effect(number)
 
@@ -127,7 +127,7 @@ class CallersSignals:
         self._senders.add(sender)
 
     def _stop(self, children: Iterable[Any]) -> None:
-        """Stop the children's groups, which Ctrl-Z does not reach, and then this process."""
+        """Stop the children's groups, which Ctrl-Z does not reach, then this process."""
         for child in children:
             child.send(signal.SIGTSTP)
         self._take_effect(signal.SIGTSTP)  # comes back when the shell continues this process
@@ -152,15 +152,15 @@ class CallersSignals:
         return list(dict.fromkeys(self._noted))
 
     def release_in_child(self) -> None:
-        """Put the handlers back in a forked child; it sets its own mask."""
+        """Restore the handlers in a forked child; the child sets its own mask."""
         for number in self._before:
-            with suppress(ValueError):  # it does not run Python's main thread
+            with suppress(ValueError):  # not Python's main thread
                 self._give_back(number)
 
 
 @contextmanager
 def callers_signals() -> Iterator[CallersSignals]:
-    """Hold the caller's signals in the block; then let those that ended the run take effect."""
+    """Hold the caller's signals in the block; then raise those that ended it or came too late."""
     global _held  # noqa: PLW0603  handlers belong to the process
     signals, outer = CallersSignals(), _held
     try:
@@ -174,7 +174,7 @@ def callers_signals() -> Iterator[CallersSignals]:
         finally:
             if _held is signals:
                 _held = outer
-            if signals.ended_by:  # also if the run has ended by an error meanwhile
+            if signals.ended_by:  # even if an error has ended the run meanwhile
                 signal.raise_signal(signals.ended_by)
             for number in signals.late():
                 signal.raise_signal(number)

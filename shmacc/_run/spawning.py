@@ -1,9 +1,9 @@
-"""How a process of a run is started: by multiprocessing, and by spawn a little differently.
+"""Starts the processes of a run through multiprocessing, but spawns them a little differently.
 
-multiprocessing's own way of spawning leaves a child in the caller's process group, with the
-caller's environment and standard input, until its program is imported, which may take seconds. Only
-the child tells the errors of that import. Here it is executed with what it is to have, and imports
-the program when it can answer (child.py). Forked children set all that up at once.
+multiprocessing leaves a spawned child in the caller's process group, with the caller's environment
+and standard input, until the child has imported the program, which may take seconds; and the parent
+does not get the errors of that import. Here the child is executed with its own group and variables,
+and imports the program when it can send errors (child.py). A forked child sets them up at once.
 """
 
 import multiprocessing
@@ -39,14 +39,14 @@ def execute(
 ) -> int:
     """Execute a program; return its pid.
 
-    subprocess waits for the end of a pipe that a fork of another thread may have inherited: as long
-    as that lives. This waits for nothing but the start.
+    subprocess waits until a pipe is closed. If another thread forks meanwhile, that process has the
+    pipe open as long as it lives. This function waits only for the start.
 
     Args:
-        arguments: The program's path, and what it gets.
-        environment: The program's variables.
+        arguments: The program's path, then its arguments.
+        environment: The program's environment variables.
         passed: Descriptors that it inherits besides 0 to 2.
-        options: Others of `os.posix_spawn`.
+        options: Further options of `os.posix_spawn`.
     """
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, each, each) for each in passed]
     for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -54,7 +54,7 @@ def execute(
             if descriptor > 2 and descriptor not in passed and os.get_inheritable(descriptor):  # noqa: PLR2004
                 actions.append((os.POSIX_SPAWN_CLOSE, descriptor))
     actions += options.pop("file_actions", ())
-    # Signals that Python ignores for itself.
+    # Python ignores these signals; the program must not inherit that.
     ignored = (signal.SIGPIPE, signal.SIGXFSZ)
     return os.posix_spawn(
         arguments[0], arguments, environment, file_actions=actions, setsigdef=ignored, **options
@@ -67,9 +67,9 @@ def _close(*descriptors: int) -> None:
 
 
 class _Popen(popen_spawn_posix.Popen):
-    """A process that is executed in a group of its own."""
+    """A process that is executed in its own process group."""
 
-    _fds: list[int]  # what it inherits
+    _fds: list[int]  # descriptors that it inherits
 
     def _launch(self, process_obj: Any) -> None:
         tracker: Any = resource_tracker.getfd()
@@ -104,7 +104,7 @@ class _Popen(popen_spawn_posix.Popen):
 
 
 class _SpawnedProcess(context.SpawnProcess):
-    """A process with variables with which it is executed, `environment`."""
+    """A process that is executed with the variables in `environment`."""
 
     environment: dict[str, str]
 
@@ -117,7 +117,7 @@ class Starter:
     """Starts children by one start method.
 
     Attributes:
-        by_forkserver: Whether their parent is a forkserver.
+        by_forkserver: Whether the children's parent is a forkserver.
     """
 
     def __init__(self, method: str, calls: list[Call], *, imports: bool = True) -> None:
@@ -129,8 +129,8 @@ class Starter:
             imports: Whether a child imports the program of this process.
 
         Raises:
-            InvalidArgumentError: Children cannot get them, or there is no such start method.
-            FailedPreconditionError: This process may have no children.
+            InvalidArgumentError: Children cannot get a function, or there is no such start method.
+            FailedPreconditionError: This process is not allowed to have children.
         """
         try:
             found: Any = multiprocessing.get_context(method)
@@ -158,7 +158,7 @@ class Starter:
             args=(Packed(call, self._program), surroundings, answer),
         )
         started.environment = surroundings.environment | surroundings.before
-        if self.by_forkserver:  # which lives on, and its children have its mask
+        if self.by_forkserver:  # it lives on, and its children inherit its mask
             with masked(signal.SIG_SETMASK, surroundings.mask):
                 forkserver.ensure_running()
         with masked(signal.SIG_BLOCK, BY_DEFAULT):  # until the child is ready for them
@@ -167,14 +167,14 @@ class Starter:
             except OSError as error:
                 _close_pipes_of(error)
                 raise
-        # multiprocessing looks after each of its children now and then. It would reap this one
-        # before its group is killed.
+        # multiprocessing reaps its children now and then. It must not reap this one before the
+        # child's group is killed.
         process._children.discard(started)  # type: ignore[attr-defined]  # noqa: SLF001
         return started
 
 
 def _close_pipes_of(error: OSError) -> None:
-    """Close the pipes that multiprocessing leaves open where it could not fork."""
+    """Close the pipes that multiprocessing leaves open when it cannot fork."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code is popen_fork.Popen._launch.__code__:  # type: ignore[attr-defined]  # noqa: SLF001
             _close(*(end for end in frame.f_locals.values() if type(end) is int and end > 2))  # noqa: PLR2004
@@ -214,7 +214,7 @@ def _program_for(calls: list[Call]) -> Program | None:
                 f"The {call.role} must be a function that a child can import, at the top level of "
                 f"a module, but was {call.function!r}: {error}. Or use context='fork'"
             ) from error
-        # A pickle names the module of everything in it, as of the function in a partial.
+        # A pickle names the module of each function in it, also of a function in a partial.
         if b"\x8c\x08__main__" in pickled:
             needed = True
             if own is None:
@@ -223,7 +223,7 @@ def _program_for(calls: list[Call]) -> Program | None:
                     "in standard input, from which a child cannot import it: put it into a module, "
                     "or use context='fork'"
                 )
-    # multiprocessing imports no __main__ of a package, folder or archive, which often has no guard.
+    # A package's, folder's or archive's __main__ often has no guard; multiprocessing skips it, too.
     return own if needed or (own is not None and not own.is_main) else None
 
 

@@ -1,8 +1,8 @@
 """Checks segments and shared memory: every invariant that can be verified from outside.
 
-It changes nothing and takes no lock. So a process may just be making or removing a segment, or be
-in an operation. What seems wrong is therefore looked at again, after pauses that are long enough on
-a busy machine. Only what is still wrong, in the same way and in the same file, is a finding.
+It changes nothing and takes no lock. So a process may be making or removing a segment during the
+check, or be in an operation. What seems wrong is therefore checked again, after pauses that are
+long enough on a busy machine. It is a finding only if the same file still has the same problem.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ _PAUSES = (0.02, 0.1)  # seconds
 
 
 def check(name: str) -> tuple[Finding, ...]:
-    """Verify every invariant of a segment that can be verified, and the files of its name.
+    """Check a segment, and the files of its name: every invariant that can be verified.
 
     Args:
-        name: As for `resolve`.
+        name: The segment's name; see `resolve`.
 
     Raises:
-        NotFoundError: No segment has that name, and no process uses one that `rm` or RemoveIPC
-            removed.
+        NotFoundError: No segment has that name, and no process uses a segment of that name that
+            `rm` or RemoveIPC removed.
     """
     segment_name = resolve(name)
     system_name = segment_name.system_name
@@ -54,7 +54,7 @@ def check(name: str) -> tuple[Finding, ...]:
 
 
 def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Finding, ...]:
-    """Check all segments, what is left of removed ones, and shared memory itself.
+    """Check all segments, what is left of removed segments, and shared memory itself.
 
     Args:
         pattern: A glob, as in `list_segments`.
@@ -81,7 +81,7 @@ def _records_of(segments: Iterable[SegmentName]) -> set[SegmentName]:
 
 
 def _all_of(records: Iterable[SegmentName]) -> Iterator[SegmentName]:
-    """Yield all segments of dead runs: repeating the call goes on with all of them."""
+    """Yield all segments of the dead runs: if a run's call is repeated, it goes on with all."""
     runs = Runs()
     for record in records:
         run = runs.at(record.namespace)
@@ -92,7 +92,7 @@ def _all_of(records: Iterable[SegmentName]) -> Iterator[SegmentName]:
 def _settled(
     segments: Iterable[SegmentName], meant: Callable[[SegmentName], bool]
 ) -> list[Finding]:
-    """Return the lasting findings about segments, and about leftover semaphores of `meant`."""
+    """Return lasting findings about the segments, and about the semaphores of `meant` segments."""
     findings = _look(segments, meant)
     confirmed = set(_wrong(findings))
     for pause in _PAUSES:
@@ -153,7 +153,7 @@ def _wrong(findings: dict[str, list[Finding]]) -> Iterator[_Identity]:
 
 
 def _identity(owner: str, finding: Finding) -> _Identity:
-    """Return a key of a finding that changes when another file gets the name (by its inode)."""
+    """Return a finding's key; it has the inode, so it changes when another file gets the name."""
     try:
         inode = os.stat(f"{names.SHM_DIRECTORY}/{finding.subject}", follow_symlinks=False).st_ino
     except OSError:

@@ -1,7 +1,7 @@
 """Removes leftovers and segments, and cancels takes.
 
-A leftover is judged a second time, under the segment's name lock, at the moment of removal; so two
-cleaners at once, or a cleaner and a process that opens the name, do no harm to each other.
+A leftover is judged again when it is removed, under the segment's name lock. So two cleaners at
+once, or a cleaner and a process that opens the name, do each other no harm.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ _REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
-    """Remove a leftover if it still is one; return the removed names, its semaphore's included.
+    """Remove a leftover; return the removed names, including its semaphore's.
 
-    It is judged again. Two cleaners at once are harmless: the second does not find the name. A
-    run's record stands for the whole run.
+    The leftover is judged again, and stays if it is in use by now. Two cleaners at once do no harm:
+    the second does not find the name. To clean a run's record is to clean the whole run.
 
     Args:
         leftover: The leftover.
-        rehearse: Remove nothing; raise what would be raised.
+        rehearse: Remove nothing, but raise the errors that a removal would raise.
 
     Raises:
         PermissionDeniedError: The file is another user's.
@@ -57,7 +57,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         if semaphore is None:
             return _clean_run(name) if name.is_of_run else _clean_segment(name)
         return _clean_semaphore(name, semaphore[1])
-    # shmacc's NotFoundError is a FileNotFoundError. No version since 1.0 makes unfinished files.
+    # NotFoundError is a FileNotFoundError, too. Unfinished files are not shmacc's, since version 1.
     except (FileNotFoundError, UnfinishedError):
         return ()
     except OSError as error:
@@ -71,19 +71,19 @@ def remove(
 ) -> tuple[str, ...]:
     """Remove a segment and its semaphore; return the removed names.
 
-    With the last segment of a run that is gone, the run's record is removed.
+    If the segment is the last one of a dead run, the run's record is removed, too.
 
     Args:
         name: The segment.
-        force: Also if living processes have it attached; they go on using it until they close. And
-            also if its run lives, or would be left in part.
+        force: Remove it even if living processes have it attached (they go on using it until they
+            close), or if its run lives or would keep only some of its segments.
         rehearse: Remove nothing: return what would be removed, or raise what would be raised.
-        beside: System names of segments that are removed, too.
+        beside: System names of other segments that the caller removes, too.
 
     Raises:
         NotFoundError: There is no segment of that name.
-        FailedPreconditionError: The segment is in use, or is a part of a run that lives or that the
-            same call would go on with, and `force` is false.
+        FailedPreconditionError: `force` is false, and the segment is in use, or belongs to a run
+            that lives, or to a named run that would go on with the other segments only.
         PermissionDeniedError: The file is another user's.
         DataLossError: The segment is damaged or of another version; `force` removes it all the
             same.
@@ -125,7 +125,7 @@ def _remove_damaged(files: Collection[str], *, rehearse: bool) -> None:
 def _check_run(run: Run, name: SegmentName, rest: Collection[str]) -> None:
     """Raise FailedPreconditionError if the segment cannot be taken out of its run.
 
-    `rest` are the run's other segments, which would stay.
+    `rest` names the run's other segments, which would stay.
     """
     if run.alive:
         raise FailedPreconditionError(f"{name.system_name} is not removed: {run.told()} lives")
@@ -143,7 +143,7 @@ def cancel(name: str, *, rehearse: bool = False) -> int:
 
     Args:
         name: The segment.
-        rehearse: Cancel nothing: return how many would end, or raise what would be raised.
+        rehearse: Cancel nothing: return how many takes would end, or raise what would be raised.
 
     Raises:
         NotFoundError: There is no segment of that name.

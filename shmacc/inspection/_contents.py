@@ -68,12 +68,12 @@ class ValueSummary:
 def most_touched(
     name: str, how_many: int, member: str | None = None
 ) -> tuple[tuple[RowCount, ...], bool]:
-    """Return the rows that most gradients touched, and whether they stayed unchanged meanwhile.
+    """Return the rows that most gradients touched, and whether nothing changed during the look.
 
     Args:
         name: The segment.
         how_many: The largest number of rows to return.
-        member: A member of a group; None: its first sparse one.
+        member: A member of a group; None: the group's first sparse member.
 
     Raises:
         NotFoundError: There is no segment of that name.
@@ -103,11 +103,11 @@ def summarise_values(name: str) -> ValueSummary:
     """Summarise the round's sums: norm, largest, NaN, infinite.
 
     Args:
-        name: As for `resolve`.
+        name: The segment's name; see `resolve`.
 
     Raises:
         InvalidArgumentError: The name is that of shared arrays, not of an accumulator.
-        Everything else as for `most_touched`.
+        NotFoundError, DataLossError, PermissionDeniedError: See `most_touched`.
     """
     found = []
     with open_view(resolve(name)) as view:
@@ -124,11 +124,11 @@ def summarise_values(name: str) -> ValueSummary:
 def _look_still(view: _core.SegmentView, look: Callable[[LaneMemberState], _T]) -> tuple[_T, bool]:
     """Return the result of `look`, repeated a few times if the segment changed meanwhile.
 
-    Bytes are copied out without the lock; the copy is consistent only if the committed state was
-    the same before and after, and no operation went on meanwhile. An operation that stands still
-    (its process is stopped) does not matter: the undo log has what it has changed in place
-    (commit.hpp), so the reader can tell what was committed. If `look` fails, the undo log may be a
-    later operation's, which does not fit the state: the segment is damaged only if nothing changed.
+    `look` copies bytes without the lock. The copy is consistent only if the committed state was the
+    same before and after, and no operation went on meanwhile. An operation that stands still (its
+    process is stopped) does no harm: the undo log holds all bytes that it has changed in place
+    (commit.hpp). If `look` fails, the undo log may belong to a later operation, and not fit the
+    state. So the failure proves that the segment is damaged only if nothing changed meanwhile.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         before = view.state()
@@ -191,7 +191,7 @@ def _pieces(
             size = min(_PIECE, end - offset)
             yield _numbers(view.read(sums + state["buffer"], offset, size), dtype)
         return
-    # Count a row that an uncommitted apply has changed only once, with its saved values.
+    # If an uncommitted apply has changed a row, count the row once, with its saved values.
     flags, saved_at = view.unchanged(state["undo_records"])
     unchanged = np.frombuffer(flags, np.bool_)
     saved = np.ones(np.count_nonzero(~unchanged), np.bool_)

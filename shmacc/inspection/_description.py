@@ -1,6 +1,6 @@
 """Describes a segment in full, except its rows.
 
-Separate from `_listing`: a list needs fewer imports, and must start sooner.
+It is separate from `_listing`, since a list needs fewer imports and must start sooner.
 """
 
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class Description:
 
     @property
     def head(self) -> WaitingTake | None:
-        """The living take that is served next; None: none waits."""
+        """The living take that is served next; None: no take waits."""
         return next((take for take in self.queue if take.alive), None)
 
 
@@ -185,7 +185,7 @@ def _final_round(seen: Observation) -> FinalRound | None:
 
 
 def _update(seen: Observation) -> ArraysUpdate | None:
-    """Return the uncommitted update. The processes' activities tell whose it is."""
+    """Return the uncommitted update; the processes' activities tell which process makes it."""
     if layout.KIND_NAMES.get(seen.config["kind"]) != "parameters" or not seen.lock.in_operation:
         return None
     updating = [each for each in seen.processes if each.activity == Activity.UPDATES]

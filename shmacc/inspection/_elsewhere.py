@@ -1,4 +1,4 @@
-"""What processes do in other segments: a process that is idle in one may wait in another."""
+"""What processes do in other segments: a process may be idle in one segment and wait in another."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ _Identity = tuple[int, int, int]  # of a process, whatever its pid is here
 
 
 class Elsewhere:
-    """The calls of processes in all segments that can be read, as they are when first asked for.
+    """The calls that processes are in, in all readable segments. They are read once, when needed.
 
     Attributes:
-        facts: What `_stall_facts` has found out about segments during this look, by their names.
+        facts: What `_stall_facts` has found out about segments during this look, by system name.
     """
 
     def __init__(self) -> None:
         """Read the segments only when a call is first asked for."""
-        self._calls: dict[_Identity, dict[str, str]] | None = None  # by segments
+        self._calls: dict[_Identity, dict[str, str]] | None = None  # by process, then segment
         self.facts: dict[str, Any] = {}
 
     @classmethod
@@ -35,9 +35,9 @@ class Elsewhere:
         return look.elsewhere
 
     def call(self, here: str, process: _Identity) -> tuple[str, str] | None:
-        """Return a call of the process in another segment: its system name, and the activity.
+        """Return a call of the process in a segment other than `here`: system name and activity.
 
-        Of several calls, one that waits is preferred. None: the process is in no other call.
+        If there are several calls, one that waits is preferred. None: there is no other call.
         """
         if self._calls is None:
             self._calls = self._all()

@@ -1,4 +1,4 @@
-"""The rows of a segment's tables, compared with the index that leads to them."""
+"""Compares the rows of a segment's tables with the index by which they are found."""
 
 import os
 import stat
@@ -30,17 +30,17 @@ _FROM_CHECKPOINT: Final = (
 
 
 def damage(name: str, *, most_rows: int | None = None) -> tuple[Finding, ...]:
-    """Compare the rows of a segment's tables with the index that leads to them.
+    """Compare the rows of a segment's tables with the index by which they are found.
 
     Accumulators have an index for each sparse member with gradients; parameters for each table.
 
     Args:
-        name: As for `resolve`.
-        most_rows: Tables with more rows are not compared, which is a note; a million rows take a
-            tenth of a second. None: all are.
+        name: The segment's name; see `resolve`.
+        most_rows: Tables with more rows are not compared, and a note says so; None: compare all. A
+            million rows take a tenth of a second.
 
     Returns:
-        Findings as of `check`: of each table that is wrong, and a note if tables were not compared.
+        Findings like those of `check`: each problem of a table, and notes on tables not compared.
 
     Raises:
         NotFoundError: There is no segment of that name.
@@ -64,7 +64,7 @@ def of_tables(
     seconds: float = 0.0,
     most_rows: int | None = None,
 ) -> Iterator[Finding]:
-    """Yield findings about a segment's tables; `seconds`: how long to try to copy their rows."""
+    """Yield findings about a segment's tables; retry for `seconds` if rows change meanwhile."""
     until, looks = time.monotonic() + seconds, 0
     there = [(table, member["name"]) for table, member in tables(view, view.config())]
     left = [each for each in there if most_rows is None or _places(each[0]) <= most_rows]
@@ -99,7 +99,7 @@ def of_tables(
 
 
 def removal_of(name: SegmentName) -> str:
-    """Return the remedy in words only: the `command` of a finding must never destroy data."""
+    """Return how to remove the segment, in words only: no finding's `command` may destroy data."""
     try:
         status = os.stat(name.path, follow_symlinks=False)
     except FileNotFoundError:
@@ -117,10 +117,10 @@ def _places(view: _core.SegmentView) -> int:
 
 
 def _problems(view: _core.SegmentView) -> list[tuple[str, str]] | None:
-    """Return what is wrong with a table, each with its remedy; an empty one: remove the segment.
+    """Return a table's problems, each with its remedy; an empty remedy: remove the segment.
 
-    None: it could not be compared, since a round ended, or the index was replaced, while it was
-    copied.
+    Return None if the table could not be compared: a round ended, or the index was replaced, while
+    the table was copied.
     """
     state = view.state()
     sparse = view.config()["member_kind"] == layout.KINDS["sparse"]
@@ -159,8 +159,8 @@ def _of_rows(view: _core.SegmentView, seen: Compared) -> Iterator[str]:
 def _of_places(seen: Compared) -> Iterator[str]:
     """Check how many places a table of parameters uses.
 
-    Places that an update freed or gave away meanwhile may have been in use before. An update that
-    runs, or was left by a dead process, may have freed places that count as used until its commit.
+    The number need not be exact: an update may free or fill places while they are compared. And
+    places that an uncommitted update has freed count as used until its commit.
     """
     least, most = seen["compared"], seen["compared"] + seen["changed"]
     left = seen["changed"] and not seen["committed"] and not seen["in_operation"]

@@ -1,7 +1,7 @@
-"""The segments of one job, and one plan for it.
+"""Finds the segments of each job, and what has to be repaired before the job can go on.
 
 A group, its parameters, and other groups of these parameters are one job: whoever starts it again
-uses all of them. So what must be mended first in one of them comes first in the remedies of all.
+uses all of them. So if one segment needs a repair first, the remedies for all begin with it.
 """
 
 import contextlib
@@ -32,21 +32,22 @@ from shmacc.inspection._processes import Look
 _BOTH_ANEW = 'load a checkpoint into both, or begin both anew (if_exists="replace")'
 _FINISHED = "it has finished, and gives no more rounds: save its parameters; to train on, "
 _OBSTACLES = {"damaged", "other_version", "load_interrupted", INCONSISTENT}
-_MOST_ROWS = 1_000_000  # of the tables of parameters that were not asked for
+_MOST_ROWS = 1_000_000  # larger tables are checked only in segments that were asked for
 
 
 class _Segment(NamedTuple):
     name: SegmentName
     kind: int
     token: int
-    belongs_to: int  # the token of its parameters; 0: to none yet
+    belongs_to: int  # the token of its parameters; 0: none yet
 
 
 class Jobs:
-    """What is known of the jobs that segments belong to.
+    """The jobs that segments belong to, as far as they can be known.
 
-    An accumulator knows its parameters once a round has updated them. Until then, parameters that
-    one of its processes has attached are taken for its own: a guess, so what follows is a note.
+    An accumulator records its parameters once a round has updated them. Until then, it is assumed
+    to belong to parameters that one of its processes has attached. That is a guess, so findings
+    that follow from it are only notes.
 
     Attributes:
         notes: Why rounds of accumulators that were asked for cannot update any parameters.
@@ -55,14 +56,14 @@ class Jobs:
     def __init__(
         self, segments: Iterable[SegmentName], besides: Iterable[SegmentName] = ()
     ) -> None:
-        """Find the jobs of these segments, and of others `besides`, of which nothing is noted."""
+        """Find the jobs of `segments`, and of the segments `besides`, which get no notes."""
         self.notes: list[Finding] = []
-        self._members: dict[str, set[str]] = {}  # by a segment's system name: those of its job
-        self._obstacles: dict[str, list[str]] = {}  # before its job can go on
+        self._members: dict[str, set[str]] = {}  # by system name: all of its job
+        self._obstacles: dict[str, list[str]] = {}  # by system name: what to do first
         self._look = Look()
         self._noted = {name.system_name for name in segments}
         asked = self._noted.union(name.system_name for name in besides)
-        if asked:  # to look at all parameters takes long
+        if asked:  # a look at all parameters takes long
             self._find(asked)
 
     def _find(self, asked: set[str]) -> None:
@@ -133,7 +134,7 @@ class Jobs:
             self._members[member], self._obstacles[member] = job, obstacles
 
     def composed(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """Return the findings; a remedy that starts a process first says what its job needs before.
+        """Return the findings; remedies that start a process begin with what the job needs first.
 
         Args:
             findings: The findings of all segments that were asked for.
@@ -152,7 +153,7 @@ class Jobs:
             return finding
         members = [finding.subject]
         if finding.kind == RUN_GONE:
-            space = finding.subject.partition(":")[0]  # and that of a run inside it, `space.RUN`
+            space = finding.subject.partition(":")[0]  # a run inside it has `space.RUN`
             members = [
                 each for each in self._members if each.startswith((f"{space}:", f"{space}."))
             ]
@@ -169,7 +170,7 @@ class Jobs:
 
 
 def _everything() -> tuple[list[_Segment], dict[str | None, list[str]]]:
-    """Return all segments, and by namespaces the names of those that could not be read."""
+    """Return all segments, and the names of those that could not be read, by namespace."""
     found: list[_Segment] = []
     unread: dict[str | None, list[str]] = {}
     for name in list_names():
@@ -197,7 +198,7 @@ def _without_group(one: Description, beside: list[Description], replaced: bool) 
 
     Args:
         one: The parameters.
-        beside: Accumulators of the same namespace whose rounds have updated nothing.
+        beside: Accumulators in the same namespace whose rounds have updated nothing.
         replaced: Whether an accumulator there belongs to parameters that are gone.
     """
     if replaced:

@@ -35,11 +35,11 @@ def leftovers(
     Args:
         pattern: A glob, as in `list_segments`; if it begins with ``sem.shmacc.``, it is for the
             names of semaphores' files.
-        older_than: Only files that have been unused for at least this many seconds.
+        older_than: List only files that have been unused for at least this many seconds.
         namespace: As in `list_segments`.
-        private: Only private accumulators' segments.
+        private: List only private accumulators' segments.
     """
-    # Semaphores first: else, if another cleaner removes a segment in between, both might be listed.
+    # Semaphores first: else a segment that is removed in between is listed, and its semaphore too.
     is_meant = meant(pattern, namespace)
     semaphores = leftover_semaphores(
         lambda name, file_name: not private and is_meant(name, file_name)
@@ -78,7 +78,7 @@ def leftovers(
 def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Leftover]:
     """List semaphores whose segment is gone, or could not be judged.
 
-    `meant` is called with a segment's name and the semaphore's file name.
+    `meant` gets a segment's name and the semaphore's file name, and says whether to judge it.
     """
     found = []
     for file_name in os.listdir(names.SHM_DIRECTORY):
@@ -117,7 +117,7 @@ def judge_run(
 ) -> Iterator[Leftover]:
     """Yield a dead run as one leftover, under its record's name.
 
-    It is removable if all of its segments are, and all of them were asked for (None: they were).
+    It is removable if all its segments are; a named run, only if `asked` is None or names them all.
     """
     run = Runs.of(look).at(namespace)
     if run is None or run.alive or Runs.of(look).outermost(namespace) is not run:
@@ -216,7 +216,7 @@ def _may_act_as_owner() -> bool:
 
 
 def semaphore_is_orphaned(name: SegmentName, token: int) -> bool:
-    # Check the creator first: when it has finished or died, no new segment gets its token.
+    # Check the creator first: when it has finished or died, no new segment can get this token.
     if _core.semaphore_is_being_made(names.semaphore_path(name.system_name, token)):
         return False
     try:

@@ -26,7 +26,7 @@ _SLOT_REGIONS = ("index 0", "index 1")  # parameters have slots there, and no in
 
 @contextlib.contextmanager
 def open_view(name: SegmentName) -> Iterator[_core.SegmentView]:
-    """Return a view of the segment; errors as for `removal.view`."""
+    """Yield a view of the segment; see `removal.view` for the errors."""
     view = removal.view(name)
     try:
         yield view
@@ -51,8 +51,8 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
     Args:
         pattern: A glob for shared names. If it begins like a system name, it is compared with
             system names; if it has a colon, with both; if it has a slash, also with ``RUN/NAME``.
-        namespace: Only segments in this namespace, and in runs that were started in it; or a glob
-            for namespaces; None: in all.
+        namespace: A namespace, or a glob for namespaces: only segments in it, and in runs that
+            were started in it, are listed. None: all namespaces.
     """
     found, look = [], Look()
     for name in list_names(pattern, namespace=namespace):
@@ -62,12 +62,11 @@ def list_segments(pattern: str = "*", *, namespace: str | None = None) -> tuple[
 
 
 def list_names(pattern: str = "*", *, namespace: str | None = None) -> tuple[SegmentName, ...]:
-    """List the names of this library's segments, of every user, without looking into them.
+    """List the names of this library's segments, of every user, without opening the segments.
 
     Args:
         pattern: A glob, as in `list_segments`.
-        namespace: Only segments in this namespace, and in runs that were started in it; or a glob
-            for namespaces; None: in all.
+        namespace: As in `list_segments`.
     """
     is_meant = meant(pattern, namespace)
     found = map(names.parse_segment_file, sorted(os.listdir(names.SHM_DIRECTORY)))
@@ -191,17 +190,16 @@ def _rows_of_tables(seen: Observation) -> int | None:
 
 
 def is_misnamed(name: SegmentName, made_as: str) -> bool:
-    """Whether a file was renamed, copied or linked: its name is not the one that it was made with.
+    """Whether a file was renamed, copied or linked since it was made.
 
-    `made_as` is the shared_name's written form, which the segment holds.
-
-    Such a segment goes by the name of its file, for copies and links have the same content.
+    Then its name is not `made_as`, the written form of the shared_name in the segment. It is shown
+    by its file's name, since copies and links have the same content.
     """
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 
 
 def regions_of(seen: Observation) -> tuple[Region, ...]:
-    """Add up the regions of all lanes and members; name and offset are the first one's."""
+    """Add up the regions of all lanes and members; the offset is the first lane's and member's."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):
@@ -212,7 +210,7 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
             used["slots"] += (
                 state["rows"] * layout.ROW_PLACE_BYTES
-            )  # 0 for a table of parameters; `by_id` counts its slots
+            )  # 0 for a table of parameters: `by_id` counts its slots, see below
             buffer = state["buffer"] if member["kind"] == layout.KINDS["dense"] else 0
             used[f"rows {buffer}"] += bytes_of(seen.config, member, state)
             rows = rows_by_id(state)

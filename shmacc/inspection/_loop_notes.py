@@ -14,7 +14,7 @@ _THEN = "; then start it again if the run goes on"
 
 
 def loop_notes(subject: str, seen: Description, *, in_run: bool) -> Iterator[Finding]:
-    """Yield what is worth knowing about the loop of a segment, which a run may have started."""
+    """Yield notes about a segment's training loop; if `in_run`, a run restarts its processes."""
     yield from _failures(subject, seen, "" if in_run else _THEN)
     yield from _final_round(subject, seen)
     yield from _update(subject, seen)
@@ -59,7 +59,7 @@ def _final_round(subject: str, seen: Description) -> Iterator[Finding]:
 
 
 def _mend_first(seen: Description, final: FinalRound) -> str:
-    """Ask for a repair first if the update's process failed: a new one may fail likewise."""
+    """Ask for a repair first if the update's process failed: a new process may fail likewise."""
     failed = any(each.kind == "failed" and each.pid == final.pid for each in seen.events)
     return f"mend first what pid {final.pid} failed with: " if failed else NOTHING
 

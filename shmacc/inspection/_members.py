@@ -15,7 +15,7 @@ from shmacc.inspection._records import MemberDescription, SlotDescription
 
 
 def tables_of(seen: Observation, member: int) -> list[LaneMember]:
-    """Return each lane's table of a member; `member` after the last one: the contributors."""
+    """Return a member's table in each lane; one past the last member are the contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
@@ -75,10 +75,10 @@ def _optimizer_of(config: Config, member: MemberConfig) -> Any:
 
 
 def _of_config(module: str, *config: Any) -> Any:
-    """Return what this module of parameters makes of a segment's numbers; None: there is no module.
+    """Return the object that a module of parameters makes of a segment's numbers.
 
-    It is imported by its name, and late: most segments have no parameters. A library from which
-    they were taken off (`make floors`) shows those of others without their optimizers.
+    The module is imported late, since most segments have no parameters. Return None if there is no
+    such module (`make floors` removes it): parameters are then shown without optimizers.
 
     Raises:
         DataLossError: The numbers are out of range.
@@ -103,7 +103,7 @@ def slots_of(config: Config, member: MemberConfig, rows: int | None) -> tuple[Sl
 
 
 def _integer(seen: Observation, number: int, dtype: str) -> int | None:
-    """Return a shared array's value, read at once, if it is a single integer; else None."""
+    """Return a shared array's value, in one read, if it is a single integer; else None."""
     if seen.config["kind"] not in layout.ARRAYS or "int" not in dtype:
         return None
     size = int(dtype.partition("int")[2]) // 8

@@ -12,7 +12,7 @@ _MAKE_ROOM = (
     "see what is in it, and what of that nobody uses (`shmacc-inspect clean`); or make it larger "
     "(`mount -o remount,size=...`, `--shm-size`)"
 )
-_SCARCE = 0.1  # free share of the whole, below which a note is due
+_SCARCE = 0.1  # a smaller free share of the whole is a note
 _NEXT_TO_NOTHING = 0.02
 _NAMED = 3  # how many of the largest files are named
 _OF_MEMORY = frozenset({"tmpfs", "ramfs"})

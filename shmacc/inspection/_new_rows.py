@@ -12,7 +12,7 @@ from shmacc.inspection._description import Description
 from shmacc.inspection._listing import open_view, tables
 
 _PLACE = struct.Struct("=qq")  # rows.hpp: a row, and a count or stamp
-_FREE = 1  # the bit of a table's stamp that says so
+_FREE = 1  # the bit of a table's stamp that marks a free place
 
 
 def too_many_rows(group: Description, parameters: Description) -> Iterator[str]:

@@ -1,13 +1,14 @@
 """One look at a segment: its committed state, and the processes that use it.
 
-What is read is not of one instant, since no lock is taken. `steady` tells whether there was no
-commit meanwhile: then the state, the queue and the processes belong together.
+No lock is taken, so the reads are not of one instant. `steady` tells that there was no commit
+meanwhile: then the state, the queue and the processes belong together.
 
-Pids. A process has a pid in its own pid namespace and in those around it. Its entry has the
-first. For the holder of a record lock, the kernel names the pid in the namespace of the
-process that asks. So the lock that proves a process's life also tells its pid here, and the holder
-of the segment's lock is the living process of the same pid. A process that has no pid here (it is
-in another container, or outside this one) is shown with its own, and marked.
+A process has a pid in its own pid namespace, and others in the namespaces around it. Its entry has
+the pid of its own namespace. If a process asks who holds a record lock, the kernel answers with the
+pid in the asker's namespace. So a process's presence lock, which proves that it lives, also tells
+its pid here; and the holder of the segment's lock is the living process with the same pid. A
+process without a pid here (in another container, or outside this one) is shown with the pid of its
+own namespace, and marked.
 """
 
 import math
@@ -35,10 +36,10 @@ class Observation:
         view: The segment.
         config: The segment's configuration.
         state: The committed state; `attached` and `waiting` count living processes only.
-        tables: For each lane a table of each member, and one of contributors.
+        tables: For each lane, the table of each member, then the table of contributors.
         steady: Whether there was no commit meanwhile.
         processes: The attached processes, living or dead.
-        identities: By their entries: what each is known by in all segments, whatever its pid here.
+        identities: By entry, the key of its process, which is the same in all segments.
         departed: Processes that died or failed.
         events: The last 64 events, in order.
         queue: Waiting takes in order.
@@ -98,7 +99,7 @@ class Observation:
                 if process.alive
                 and held is not None
                 and process.entry == held["participant"]
-                # By now another process may have the entry.
+                # Another process may have the entry by now.
                 and entries[process.entry]["token"] == held["token"]
             ),
             None,
@@ -138,9 +139,9 @@ def identity(entry: Participant) -> tuple[int, int, int]:
 def attached_process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
-    # In this pid namespace, the entry has the right pid. (The kernel may name another process: one
-    # that holds a lock while it reads the file.) A living process of another namespace: the kernel
-    # has just told its pid here. A dead one: 0, since its old pid here may have been reused.
+    # If the process is in this pid namespace, its entry has the right pid. (The kernel may name
+    # another process, which holds a lock while it reads the file.) If it lives in another
+    # namespace, the kernel has just told its pid here. If it is dead: 0, its pid may be reused.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0
@@ -240,7 +241,7 @@ def _lock(
 
 
 def _held_by(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> LockState:
-    """Return a lane's lock. The holder's pid is the one here; 0: it has none here."""
+    """Return a lane's lock. `pid` is the holder's pid in this namespace; 0: it has none here."""
     owner = _owner(attached, pid)
     # A process that may read the file may hold the lock without being attached.
     return replace(
@@ -254,9 +255,9 @@ def _held_by(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> Loc
 
 
 def _blame(lock: LockState) -> tuple[bool, bool, float]:
-    """Return a sort key: the lane lock for which the other locks' owners wait comes first.
+    """Return a sort key: the lock that keeps the other locks' owners waiting comes first.
 
-    A take holds the locks of the first lanes while it waits for one that a stopped process has.
+    A take holds the locks of the first lanes while it waits for one that a stopped process holds.
     """
     since = math.inf if lock.since is None else lock.since
     return lock.condition not in HALTED, bool(lock.condition), since

@@ -1,7 +1,7 @@
-"""What has a POSIX name, opened and removed through posix_ipc.
+"""Opens semaphores, and removes POSIX names, through posix_ipc.
 
-Segments are not opened here: closing a descriptor of a segment's file would drop the record locks
-of a process that has it attached.
+Segments are not opened here: if this process has a segment attached, closing another descriptor of
+the file would drop its record locks.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ def unlink(file_name: str) -> bool:
     Raises:
         PermissionDeniedError: This user may not remove it.
     """
-    import posix_ipc  # only here: most commands need none of it
+    import posix_ipc  # only here: most commands do not need it
 
     try:
         if names.parse_semaphore_file(file_name) is None:
@@ -43,14 +43,14 @@ def unlink(file_name: str) -> bool:
 def semaphore_value(system_name: str, token: int) -> int | None:
     """Return the value of a segment's semaphore; with several lanes, of the first lane's.
 
-    Returns None if there is none, this user may not write to it (the C library maps it so), or
-    posix_ipc is not installed.
+    Return None if there is no semaphore, or this user may not write to it (the C library maps it
+    for writing), or posix_ipc is not installed.
     """
     path = names.semaphore_path(system_name, token)
     try:
         found = os.stat(path, follow_symlinks=False)
-        # The C library maps the file without a look at its size: to read a shorter one is SIGBUS. A
-        # link to a segment is not opened either, since closing it would drop record locks.
+        # The C library maps the file whatever its size: reading a file that is too short is a
+        # SIGBUS. Nor is a link to a segment opened, since closing it would drop record locks.
         lanes, rest = divmod(found.st_size, layout.SEMAPHORE_BYTES)
         if not stat.S_ISREG(found.st_mode) or rest or not 1 <= lanes <= layout.MAX_LANES:
             return None

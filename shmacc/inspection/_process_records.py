@@ -109,7 +109,7 @@ class DepartedProcess(HasPid):
 
     @property
     def fate(self) -> str:
-        """What became of the process, as `fate_of` has it."""
+        """What became of the process, in the words of `fate_of`."""
         return fate_of(self.reason, died=self.died)
 
 

@@ -1,7 +1,7 @@
-"""Reads from ``/proc`` about the processes that use segments.
+"""Reads in ``/proc`` about the processes that use segments.
 
-The results explain; they prove nothing. Only the record lock that a process holds proves that it
-lives (presence.hpp).
+The results are for messages and prove nothing: only the record lock that a process holds proves
+that the process lives (presence.hpp).
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _HIDDEN = _Process("", 0)
 
 
 class Look:
-    """One look at many segments: what /proc says of a process is read once for all of them.
+    """One look at many segments; it reads each process's files in /proc only once.
 
     Use it for a moment only: processes change. Pids are those of this pid namespace.
 
@@ -86,7 +86,7 @@ class Look:
     def is_the_one(self, pid: int, start_ticks: int) -> bool:
         """Whether `pid` is still the process that started `start_ticks` after the boot."""
         process = self._process(pid)
-        # In two time namespaces the kernel's rounding may differ.
+        # Allow one tick: the kernel's rounding may differ between time namespaces.
         return bool(process.condition) and abs(process.start_ticks - start_ticks) <= 1
 
     def command(self, pid: int) -> str:
@@ -143,7 +143,7 @@ def _command(pid: int) -> str:
 
 
 def started(start_ticks: int) -> float:
-    """Return the time of a process's start, from field 22 of its stat, by the machine's clock."""
+    """Return a process's start, by the machine's clock, from field 22 of its stat file."""
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - _core.boottime_offset_ns() / 1e9
     booted = time.time() - since_boot
     return booted + start_ticks / os.sysconf("SC_CLK_TCK")

@@ -44,8 +44,8 @@ class StallKind(enum.StrEnum):
         NOBODY_TAKES: Everybody waits for a take, and no process can take.
         TAKER_IDLE: A living process could take, but does not; it still may.
         APPLIER_IDLE: A take waits for a living process that does not apply; it still may.
-        WAITS_ELSEWHERE: All who could end the waits wait in another segment, which stands still.
-        DEADLOCK: All who could end the waits wait, in another segment, for those who wait here.
+        WAITS_ELSEWHERE: All processes that could end the waits wait in another stalled segment.
+        DEADLOCK: All processes that could end the waits wait elsewhere for processes waiting here.
     """
 
     LOCK_HOLDER_STOPPED = "lock_holder_stopped"

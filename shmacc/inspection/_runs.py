@@ -39,15 +39,15 @@ class Run:
         name: The record's name.
         namespace: The namespace of the run's children.
         label: The namespace, as RUN in ``RUN/NAME``.
-        facts: What the record says from the beginning; None: the record cannot be read.
+        facts: The part of the record that never changes; None: the record cannot be read.
         roles: The run's processes.
-        why: Why its record cannot be read.
+        why: Why its record cannot be read; empty: it can.
         unreadable: Whether this user lacks the right to read the record.
         parent: The process that called `run`; None: it has left the record.
     """
 
     def __init__(self, name: SegmentName, look: Look, *, held: bool = False) -> None:
-        """Read its record, which this process has attached if `held`."""
+        """Read the run's record; `held` says whether this process has the record attached."""
         self.name = name
         self.namespace: str = name.namespace or ""
         self.label: str = run_label(self.namespace)
@@ -101,7 +101,7 @@ class Run:
         return pid_label(self.facts.parent if self.facts else None, is_here=True)
 
     def remedy(self, stall: Stall) -> Stall:
-        """Return the standstill of a segment of this run, which lives, with the run's remedy."""
+        """Return a standstill in this living run, with a remedy that fits the run."""
         if (stall.command or "").startswith("kill "):
             return stall
         if self.stopped:
@@ -128,7 +128,8 @@ class Run:
         """Return the roles whose process may still attach to a segment.
 
         Args:
-            attached: The pids of the living processes that have it attached, as they know them.
+            attached: The pids, in their own namespaces, of the living processes that have it
+                attached.
         """
         lately = time.time() - _STARTS_FOR
         return [
@@ -156,7 +157,7 @@ class Run:
         """Yield what is wrong with the run itself, and what is worth knowing.
 
         Args:
-            around: The run in which it was started, that in which that one was, and so on.
+            around: The run in which this run was started, then the next outer run, and so on.
         """
         subject, facts = self.name.system_name, self.facts
         if facts is None:
@@ -233,7 +234,7 @@ class Run:
         )
 
     def same_call(self) -> tuple[str, str | None]:
-        """Return how to go on with this run, which is named and dead: in words, as a command."""
+        """Return how to go on with this named, dead run: in words, and as a command."""
         words = f"{SAME_CALL} {self.label}, in the environment that it had"
         try:
             own = os.stat(self.name.path, follow_symlinks=False).st_uid == os.geteuid()
@@ -253,7 +254,7 @@ class Run:
 
 
 class Runs:
-    """The runs of one look, each read when it is first asked for.
+    """The runs of one look; each is read when it is first asked for.
 
     Attributes:
         held: The namespace of the run whose record this process has attached.
@@ -262,7 +263,7 @@ class Runs:
     held: str | None = None
 
     def __init__(self, look: Look | None = None) -> None:
-        """Read records only when asked; without a look, one begins with the first run."""
+        """Read no record before it is asked for; if `look` is None, the first read makes one."""
         self._look = look
         self._found: dict[str, Run | None] = {}
 
@@ -275,7 +276,7 @@ class Runs:
         return look.runs
 
     def at(self, namespace: str | None) -> Run | None:
-        """Return the run whose children have this namespace; None: it is no run's."""
+        """Return the run whose children have this namespace; None: there is no such run."""
         if not namespace:
             return None
         if namespace not in self._found:
@@ -289,7 +290,7 @@ class Runs:
         return Run(name, self._look, held=name.namespace == self.held)
 
     def started_in(self, run: Run) -> Iterator[Run]:
-        """Yield the runs inside another one."""
+        """Yield the runs that were started inside `run`."""
         for name in run_records.started_in(lambda other: other == run.namespace):
             found = self.at(name.namespace)
             if found is not None:
@@ -304,11 +305,11 @@ class Runs:
             namespace = run.facts.outer if run.facts else None
 
     def living(self, namespace: str | None) -> Run | None:
-        """Return the run of a namespace, or one around it, that lives; None: none does."""
+        """Return the innermost living run around a namespace; None: there is none."""
         return next((run for run in self.around(namespace) if run.alive), None)
 
     def outermost(self, namespace: str | None) -> Run | None:
-        """Return the run of a namespace, or the outermost one around it; None: it is no run's."""
+        """Return the outermost run around a namespace; None: there is none."""
         run = None
         for run in self.around(namespace):  # noqa: B007  the last one
             pass
@@ -316,7 +317,7 @@ class Runs:
 
 
 def list_runs(namespace: str | None = None) -> tuple[Run, ...]:
-    """List the runs of which there is a record, living or dead, by name.
+    """List all runs that have a record, living or dead, by name.
 
     Args:
         namespace: As in `list_segments`.
@@ -327,7 +328,7 @@ def list_runs(namespace: str | None = None) -> tuple[Run, ...]:
 
 
 def inside(run: Run) -> Iterator[SegmentName]:
-    """Yield the names of the segments of a run and of all runs inside it, without records."""
+    """Yield the segments of a run and of all runs inside it, but not the runs' records."""
     is_inside = run_records.of_namespaces(run.namespace)
     with contextlib.suppress(FileNotFoundError):
         for file_name in sorted(os.listdir(names.SHM_DIRECTORY)):

@@ -17,9 +17,9 @@ _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
 def resolve(name: str) -> SegmentName:
     """Return the segment that a name means, whether it exists or not.
 
-    A name that begins like a system name is always taken for one. Otherwise the same name could
-    mean one segment today and another tomorrow, and `remove` would remove the wrong one. So an
-    accumulator whose shared_name begins like that can be named by its system name only. Likewise,
+    A name that begins like a system name is always taken for a system name. Otherwise the same name
+    could mean different segments at different times, and `remove` could remove the wrong one. So an
+    accumulator whose shared_name begins like that can be named only by its system name. Likewise,
     ``RUN/NAME`` is a name in a run if there is such a run.
 
     Args:
@@ -38,7 +38,7 @@ def resolve(name: str) -> SegmentName:
         return whole
     run, _, rest = name.partition("/")
     outer = names.current_namespace()
-    # In a long namespace, a run's own one is cut: it does not begin with the outer one.
+    # If the outer namespace is long, the run's begins with only a part of it.
     for namespace in (f"{outer}.{run}" if outer else run, run):
         if rest and names.is_namespace(namespace) and _has_record(namespace):
             return names.name_under(namespace, names.segment_name(rest).written_name)
@@ -63,7 +63,7 @@ def in_run(name: SegmentName) -> str | None:
 
 
 def namespaces(namespace: str | None) -> Callable[[str | None], bool]:
-    """Return whether a namespace is this one, or that of a run which was started in it.
+    """Return a function that tells if a namespace is this one, or of a run that was started in it.
 
     Args:
         namespace: A namespace, or a glob for namespaces; None: all.
@@ -79,12 +79,12 @@ def namespaces(namespace: str | None) -> Callable[[str | None], bool]:
 
 
 def meant(pattern: str, namespace: str | None) -> Callable[[SegmentName, str], bool]:
-    """Return whether a segment, and its file or a semaphore's, match a pattern and namespace.
+    """Return a function of a segment and its (or its semaphore's) file name: whether they match.
 
     A pattern that begins like a system name matches system names only: a shared_name may look like
-    another segment's system name. Other patterns match shared_names; ``RUN/NAME`` only if they have
-    a slash; and file names only if they have a colon or begin like a semaphore's file name: else
-    "s*" would mean every segment.
+    another segment's system name. Other patterns match shared_names. They match ``RUN/NAME`` only
+    if they have a slash, and file names only if they have a colon or begin like a semaphore's file
+    name: else "s*" would mean every segment.
     """
     is_inside = namespaces(namespace)
     of_files = pattern.startswith(_SEMAPHORES) or ":" in pattern
@@ -116,7 +116,7 @@ def _intact(name: SegmentName) -> SegmentName:
 def named_as(name: SegmentName, written_name: str) -> SegmentName:
     """Return the name with the shared_name that the segment holds, if that leads to this file.
 
-    A file that was renamed, copied or linked keeps the name of the file.
+    If the file was renamed, copied or linked, return the name of the file.
     """
     own = names.name_under(name.namespace, written_name)
     return own if own.system_name == name.system_name else name

@@ -65,7 +65,7 @@ def findings(name: SegmentName, look: Look) -> Iterator[Finding]:
                 for each in inside
             )
             run = next(Runs.of(look).around(name.namespace), None)
-            # The finding about a dead run covers its segments; a process may be opening this one.
+            # A run has a finding of its own. A process that has the file open may be attaching.
             if run is None and not has_remedy and not look.openers(name.path):
                 yield wrong(
                     subject,

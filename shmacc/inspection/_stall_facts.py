@@ -1,20 +1,19 @@
-"""What one look at a segment tells about its waits: who waits, who could end it, and who is gone.
+"""What one look at a segment tells about its waits: who waits, who could end a wait, who is gone.
 
-What an idle process will do cannot be seen from outside. But its entry has its roles (`Role`), and
-the record of its death or failure has them, too: one that has begun to take is a *taker*; one that
-has begun to apply, an *applier*. Once there are takers, a process that is none is not waited for,
-whatever else it calls, and its calls postpone nothing. Nor is a taker whose successor attached
-after its last take. With appliers it is the same, but more may come at any time: a process that
-is neither may still send its first gradient, unless it was there before an applier was lost, or
-has let rounds pass for `LONG_IDLE`.
+What an idle process will do cannot be seen from outside. But its entry, and the record of its death
+or failure, have its roles (`Role`). A process that has begun to take is a *taker*; a process that
+has begun to apply is an *applier*. Once there are takers, nobody else is expected to take: other
+processes' calls postpone nothing. A taker is not expected to take any more if another taker
+attached after its last take. The same holds for appliers, but new ones may come at any time: a
+process that is neither may still send its first gradient, but not if it attached before an applier
+was lost, or if it has let rounds pass for `LONG_IDLE`.
 
-A process that attached after the last taker (or applier) was lost may replace it: it has
-`AT_THE_START` (or `LONG_IDLE`: a first gradient takes longer) to do so. But if it came later than
-`REPLACED_WITHIN`, it has to show that it does: else visitors would hide the loss for ever.
+A process that attached after the last taker (or applier) was lost may replace it. It has
+`AT_THE_START` to do so (or `LONG_IDLE`: a first gradient takes longer). If it came later than
+`REPLACED_WITHIN`, it counts only once it takes (or applies): else visitors would hide the loss.
 
-The time since when nothing moves counts from what takers and appliers did, and from when those
-who wait attached. (It does not count from the start of the waits: a process that waits in short
-pieces always has a new one.)
+How long nothing moves is counted from the last calls of takers and appliers, and from when waiting
+processes attached. It is not counted from the start of waits, which a process may often repeat.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ AFTER_A_DEATH = 1.0
 LONG_IDLE = 30.0
 REPLACED_WITHIN = 30.0
 LONG_OPERATION = 5.0  # a commit takes milliseconds
-_FOUND = 1.0  # a death is dated back by this: its finder may be the replacement
+_FOUND = 1.0  # seconds by which a death is dated back: its finder may be the replacement
 
 
 _Process = AttachedProcess | DepartedProcess
@@ -71,7 +70,7 @@ def is_halted(process: AttachedProcess) -> bool:
 
 
 def waits_for_a_take(process: AttachedProcess) -> bool:
-    """Whether the process goes on only when another one has taken."""
+    """Whether the process waits until another process takes."""
     return process.activity in UNTIL_A_TAKE
 
 
@@ -83,16 +82,16 @@ class Facts:
         seen: The look at it.
         now: The time of the look.
         alive: The living processes that are attached.
-        head: The living take that is served next; None: none waits.
+        head: The living take that is served next; None: no take waits.
         taking: The process of `head`.
         waiting: Living processes that wait for a take.
-        killed: Whether entries of dead processes are there.
-        run: The living run that it belongs to; None: none.
-        comes: Whether a run starts a process that may attach.
+        killed: Whether there are entries of dead processes.
+        run: The living run that the segment belongs to; None: there is none.
+        comes: Whether a run is starting a process that may attach.
         is_reached: Whether the head has what it waits for.
         lacks_an_end: Whether processes wait for the end of an open round.
         lacks_gradients: Whether a take waits for gradients.
-        lacks_a_take: Whether processes wait for a take, and none waits to take.
+        lacks_a_take: Whether processes wait for a take, and no process waits to take.
     """
 
     def __init__(self, name: str, seen: Observation, look: Look) -> None:
@@ -127,9 +126,9 @@ class Facts:
 
     @cached_property
     def lost(self) -> list[DepartedProcess]:
-        """Processes that died or failed, as far as there is a record; the last one last.
+        """Processes that died or failed, as far as recorded, in order of time.
 
-        `at` is when each was last there; `is_attached`: whether its entry still is.
+        `at` says when a process was last there; `is_attached`, whether its entry still is.
         """
         found: dict[str, DepartedProcess] = {}
         for event in self.seen.events:
@@ -165,7 +164,7 @@ class Facts:
 
     @cached_property
     def loss(self) -> float | None:
-        """When the last taker was lost; None: no taker was."""
+        """When the last taker was lost; None: no taker was lost."""
         return max(map(lost_at, self.lost_takers), default=None)
 
     # -- who takes ---------------------------------------------------------------------------------
@@ -176,7 +175,7 @@ class Facts:
         return [each for each in self.alive if self._is_in_charge(each, each.last_seen)]
 
     def _is_in_charge(self, one: _Process, last_sign: float) -> bool:
-        """Whether a process takes, and no other taker has attached since it last did."""
+        """Whether a process is a taker, and no other taker has attached since its last take."""
         until = last_sign if one.last_took is None else one.last_took
         others: list[_Process] = [*self.alive, *self.lost]
         later = (takes(each) and each.attached_at > until for each in others if each is not one)
@@ -190,7 +189,7 @@ class Facts:
 
     @cached_property
     def could_take(self) -> list[AttachedProcess]:
-        """The living processes that may take next, given that none waits to take."""
+        """The living processes that may take next, given that no process waits to take."""
         if self.takers:
             return self.takers
         idle = [each for each in self.alive if not waits_for_a_take(each)]
@@ -208,7 +207,7 @@ class Facts:
     def _may_replace(
         self, process: AttachedProcess, since: float, lost: float | None, patience: float
     ) -> bool:
-        """Whether a process came after `since`, and still has time to take the lost one's place."""
+        """Whether a process came after `since`, and still has time to replace a lost process."""
         came = process.attached_at
         in_time = lost is None or came < lost + REPLACED_WITHIN
         return came > since and in_time and self.now - came < patience
@@ -259,7 +258,7 @@ class Facts:
         return not (let_pass and self.is_long(process.attached_at))
 
     def waits_no_more(self, process: AttachedProcess) -> bool:
-        """Whether a stopped process's wait may be over: it has not applied at this step."""
+        """Whether a stopped process's wait may be over, as it has not applied at this step yet."""
         return waits_for_a_take(process) and is_halted(process) and not self._has_applied(process)
 
     def nobody_applied_for_long(self) -> bool:
@@ -303,7 +302,7 @@ class Facts:
         return process.activity == Activity.IDLE and self.is_long(process.last_seen)
 
     def call_elsewhere(self, process: AttachedProcess) -> tuple[str, str]:
-        """Return a call of an idle process in another segment: its name, and the activity."""
+        """Return a call of an idle process in another segment: the segment, and the activity."""
         who = self.seen.identities[process.entry]
         call = self._elsewhere.call(self.name, who) if process.activity == Activity.IDLE else None
         return call or ("", "")

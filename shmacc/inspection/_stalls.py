@@ -4,8 +4,8 @@ A cause is proved only if nothing but a person, or a new process, can end it: a 
 others wait for, a take whose gradients no attached process can send, a wait for a take that no
 attached process makes, or a circle of such waits. The library does not know how many workers there
 will be, and a process may be about to attach. So if nobody can go on, that must have lasted for
-some seconds (`_stall_facts` says how long, and who counts). If those who could are stopped, no time
-has to pass.
+some seconds (`_stall_facts` says how long, and which processes count). If the processes that could
+go on are stopped, the cause is proved at once.
 
 If nothing is proved, there may be a suspicion: a process for which others have waited for long is
 alive, and may be computing.
@@ -53,7 +53,7 @@ def verdict(name: str, seen: Observation, look: Look) -> Verdict:
 
 
 def _blocked(facts: Facts, path: tuple[str, ...]) -> Stall | None:
-    """Return the standstill if all who could end the waits here wait in other segments.
+    """Return the standstill if all processes that could end the waits wait in other segments.
 
     Args:
         facts: The facts of the segment.
@@ -63,7 +63,7 @@ def _blocked(facts: Facts, path: tuple[str, ...]) -> Stall | None:
     needed = (need.known or need.able) if need else []
     waits_in = [(each, facts.waits_elsewhere(each)) for each in needed if not is_halted(each)]
     if any(there for _, there in waits_in):
-        # Then an idle process that attached long ago is not expected to end the waits.
+        # Do not expect help from a process that attached long ago, and has no role and no wait.
         waits_in = [
             (each, there)
             for each, there in waits_in

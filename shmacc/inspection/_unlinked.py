@@ -29,8 +29,8 @@ class UnlinkedUse:
         pid: The process.
         inode: The inode of the segment's file, which is the same for all its users.
         bytes_reserved: Bytes of memory that the segment occupies.
-        under_users: Whether something else than this library removed its name (`rm`, say): this
-            library first marks the segment as removed. False if this user may not look.
+        under_users: Whether another program removed the name, such as `rm`: this library marks
+            the segment as removed first. False if this user may not read the segment.
     """
 
     name: SegmentName

@@ -1,7 +1,7 @@
-"""Rules for standstills of one segment: those that are proved, and those that are suspected.
+"""Rules for proved and for suspected standstills of one segment.
 
-What its waits need is a `Need`: the end of a round, gradients, or a take. Who could meet it is
-stopped, gone or idle, or nobody knows who it is: each case has its words.
+The waits of a segment have a `Need`: the end of a round, gradients, or a take. The processes that
+could meet the need may be stopped, gone, idle or unknown: each case has its own message.
 """
 
 from collections import Counter
@@ -27,15 +27,15 @@ from shmacc.inspection._stall_facts import (
 
 
 class _Words(NamedTuple):
-    """The words for processes that perhaps do not meet a need."""
+    """The parts of messages about processes that perhaps do not meet a need."""
 
     kind: StallKind
     could: str
-    never: str  # of one that has done nothing yet
+    never: str  # for a process that has done nothing yet
     nobody: str
     start: str
-    what: str  # that takes its time
-    costs: str  # to end it
+    what: str  # what may take long
+    costs: str  # what it costs to end a process
 
 
 _TAKES: Final = _Words(
@@ -64,9 +64,9 @@ class Need(NamedTuple):
     Attributes:
         words: The words for the need.
         able: The living processes that could meet it.
-        known: Those of `able` that are expected to meet it, by roles; empty: nobody knows who.
-        which: The words for these processes.
-        since: When something last moved.
+        known: The processes of `able` that are expected to meet it, by roles; empty: unknown.
+        which: What messages say about the `known` processes.
+        since: When there was progress last.
     """
 
     words: _Words
@@ -96,7 +96,7 @@ def need_of(facts: Facts) -> Need | None:
 
 
 def proved(facts: Facts) -> tuple[Stall, ...]:
-    """Return the proved standstills: what stops all processes, and why waits do not end."""
+    """Return the proved standstills: what blocks all processes, and why waits do not end."""
     found = [*_in_the_way(facts)]
     if not facts.seen.state["finished"]:  # else nobody waits any more
         found.append(_wait(facts))
@@ -213,7 +213,7 @@ def _nobody_takes(facts: Facts) -> Stall | None:
 
 
 def suspected(facts: Facts) -> Stall | None:
-    """Return what perhaps makes it stand still: one that could end the waits lives, or may come."""
+    """Return a suspicion: a process that could end the waits is there or may come, but idles."""
     need = need_of(facts)
     if need is None or not need.able:
         return None
@@ -240,7 +240,7 @@ def suspected(facts: Facts) -> Stall | None:
 
 
 def _known_ones_do_not(facts: Facts, need: Need) -> Stall | None:
-    # A taker may look in from another thread. An applier may just have come back from a wait.
+    # An applier may just be back from a wait. A taker may make other calls in another thread.
     is_idle = facts.is_quiet if need.words is _GRADIENTS else _is_in_no_call
     idle = [each for each in need.known if is_idle(each)]
     if idle:
@@ -262,7 +262,7 @@ def _is_in_no_call(process: AttachedProcess) -> bool:
 
 
 def _idle(facts: Facts, need: Need, idle: list[AttachedProcess], which: str) -> Stall | None:
-    """Return that others wait for these; None: one of them is in a call in another segment."""
+    """Return a suspicion about idle processes; None: one of them is busy in another segment."""
     there = sorted({name for each in idle if (name := facts.waits_elsewhere(each))})
     if any(facts.call_elsewhere(each)[0] and not facts.waits_elsewhere(each) for each in idle):
         return None
@@ -322,7 +322,7 @@ def _if_halted(
     those: Sequence[AttachedProcess | LockState],
     also: list[AttachedProcess] | None = None,
 ) -> Stall | None:
-    """Return the standstill of stopped `these` and `those`; None: one of them is not stopped."""
+    """Return a standstill if all of `those` are stopped; its remedy continues `also` (or those)."""
     if not those or any(each.condition not in HALTED for each in those):
         return None
     return Stall(kind, problem, *goes_on(_labels(also or those), those[0].condition))
@@ -335,7 +335,7 @@ def _heads_wait(facts: Facts) -> str:
 
 
 def _who_is_gone(facts: Facts) -> str:
-    """Name in words who died lately or failed, and why; processes that only took are left out."""
+    """Say which processes died lately or failed, and why, except processes that only took."""
     step = facts.seen.state["step"]
     news = {event.pid_label for event in facts.seen.events if event.step >= step - 1}
     news |= {each.pid_label for each in facts.seen.departed if not each.died}
@@ -358,7 +358,7 @@ def _why_nobody_takes(facts: Facts) -> str:
 
 
 def _who_never_came(facts: Facts) -> str:
-    """Say which processes are gone that neither took nor applied: one may have been to take."""
+    """Say which processes are gone that neither took nor applied: one may have meant to take."""
     gone = [each for each in facts.lost if not takes(each) and not applies(each)]
     return f"; {pids(_labels(gone))} {_are(gone)} gone" if gone else ""
 

@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say, and check the answers of what they measure."""
+"""The benchmarks measure what their tables say, and check each peer's answers."""
 
 import importlib
 from contextlib import ExitStack
@@ -33,7 +33,7 @@ def test_a_missed_goal_is_reported() -> None:
     assert table.missed == ["apply: b: 2 > 1"]
 
 
-def test_gradients_are_as_their_workload_says() -> None:
+def test_gradients_have_the_rows_and_order_that_their_workload_says() -> None:
     plain = make_gradient(TINY)
     assert np.all(np.diff(plain.indices) > 0)
     assert np.array_equal(plain.values, make_gradient(TINY).values)
@@ -65,7 +65,7 @@ def test_each_peers_answer_is_checked_and_timed(peer: str, workload: Workload) -
         timed.close()
 
 
-def test_a_wrong_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peers_wrong_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = timing.Timed("numpy")
     monkeypatch.setattr(timed.peer, "take", lambda _: (np.arange(20), np.zeros((20, 3))))
     try:
@@ -105,12 +105,12 @@ def test_quick_runs_measure_only_what_has_goals() -> None:
         assert calls.SERVER not in family.columns
 
 
-def test_every_part_can_be_asked_for() -> None:
-    for name in set(PARTS) - {"rounds", "ddp"}:  # which import torch
+def test_every_part_has_a_module_with_measure() -> None:
+    for name in set(PARTS) - {"rounds", "ddp"}:  # these two import torch
         assert importlib.import_module(f"shmacc_bench.parts.{name}").measure
 
 
-def test_parts_of_shmacc_alone_are_measured(
+def test_a_quick_run_of_two_parts_prints_two_tables_for_each(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(several_processes, "ROWS", (10,))

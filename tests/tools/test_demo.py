@@ -1,4 +1,4 @@
-"""The demo's result is exact, survives deaths, and leaves nothing when it ends."""
+"""The demo's result is exact, even after kills, and the demo leaves nothing when it ends."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def number_of(what: str, output: str) -> int:
     return int(output.partition(f" {what}")[0].split()[-1].replace(",", ""))
 
 
-def test_a_gradient_is_a_function_of_seed_step_worker_and_state(text: Arrays) -> None:
+def test_a_gradient_depends_only_on_seed_step_worker_and_state(text: Arrays) -> None:
     state = model.start(len(text["counts"]), Plan())
     one, other, another = (Batches(text, Plan(seed=seed)) for seed in (7, 7, 8))
     other.gradient(state, 0, 0)  # what was drawn before does not matter
@@ -54,7 +54,7 @@ def test_a_gradient_is_a_function_of_seed_step_worker_and_state(text: Arrays) ->
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_gradient_is_the_slope_of_the_loss(text: Arrays, table: str) -> None:
+def test_the_gradient_along_a_direction_is_the_slope_of_the_loss(text: Arrays, table: str) -> None:
     plan = Plan(width=8, spans=4, span=32, draws=32)
     batches, state = Batches(text, plan), model.start(len(text["counts"]), plan)
     random = np.random.default_rng(1)
@@ -83,8 +83,8 @@ def test_killed_workers_change_no_parameter() -> None:
         assert words in output
 
 
-def test_killed_chiefs_change_nothing() -> None:
-    # So many steps that it does not end before a chief is caught within a round.
+def test_killed_chiefs_change_no_parameter() -> None:
+    # With fewer steps, the run might end before a chief is killed within a round.
     output = run("--workers", "1", "--steps", "40", "--kill-chief", "--check")
     assert "the same vectors, to the bit" in output
     assert number_of("rounds handed out again", output) > 0
@@ -92,7 +92,6 @@ def test_killed_chiefs_change_nothing() -> None:
 
 
 def test_backups_let_the_chief_go_on_without_stragglers(tmp_path: Path) -> None:
-    """The test gives the text."""
     file = tmp_path / "text"
     file.write_text(
         "one sheep two sheep three sheep and more sheep than one could count all day long " * 40
@@ -111,7 +110,7 @@ def test_a_worker_that_fails_ends_the_run(text: Arrays) -> None:
 
 @contextmanager
 def long_demo(namespace: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Start one in its own process group; yield it, and who is attached after some steps."""
+    """Start a demo in its own process group; yield it, and the pids attached after some steps."""
     with subprocess.Popen(
         [sys.executable, str(TOOLS / "demo.py"), "--steps", "1000000", "--workers", "2"],
         stdout=subprocess.PIPE,

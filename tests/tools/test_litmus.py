@@ -1,4 +1,4 @@
-"""The litmus tests are those that were checked, and name code that exists."""
+"""The litmus tests are the ones that herd7 has checked, and name functions that exist."""
 
 import re
 import runpy
@@ -15,16 +15,16 @@ _READING = runpy.run_path(str(_LITMUS / "reading.py"))
 _TESTS: list[Any] = _READING["read_all"]()
 _README = (_LITMUS / "README.md").read_text()
 
-# | test | `function` ... | [file](path) |
+# A row of the table in README: | test | `function` ... | [file](path) |
 _ROWS = re.findall(r"^\| (\w+) \| ([`\w ]+) \| \[[^]]*\]\(([^)]+)\) \|$", _README, re.MULTILINE)
 
 
-def test_the_tests_are_those_that_herd_has_checked() -> None:
+def test_the_litmus_tests_are_unchanged_since_herd_checked_them() -> None:
     assert re.findall(r"Checked with herd7 .*: `(\w+)`", _README) == [_READING["digest"]()]
 
 
 @pytest.mark.skipif(shutil.which("herd7") is None, reason="herd7 is not installed")
-def test_herd_finds_what_the_tests_say() -> None:
+def test_herd_finds_the_outcomes_that_the_litmus_tests_declare() -> None:
     run_to_end([sys.executable, str(_LITMUS / "check.py")], timeout=110)
 
 
@@ -38,7 +38,7 @@ def test_every_broken_variant_is_described_and_changes_something() -> None:
         assert all(list(test.programs(name)) != whole for name in described)
 
 
-def test_the_table_has_every_test() -> None:
+def test_the_readmes_table_has_every_litmus_test() -> None:
     assert {test for test, _, _ in _ROWS} == {test.name for test in _TESTS}
     section = _README.partition("## Tests and code")[2].partition("\n## ")[0]
     assert len(_ROWS) == section.count("\n| ") - 2  # heading and rule

@@ -1,4 +1,4 @@
-"""The quick searches of the protocol's model pass, and the model names code that exists."""
+"""Quick searches of the protocol's models end as expected, and the models name existing code."""
 
 import os
 import re
@@ -20,7 +20,7 @@ _README = (_MODEL / "README.md").read_text()
 _MODELS = _SOURCES.keys() - {"processes", "fate"}
 _COMPILER = os.environ.get("CC", "cc")
 
-# | model | `step` ... | `function` ... | [file](path) |
+# A row of the table in README: | model | `step` ... | `function` ... | [file](path) |
 _ROWS = re.findall(
     r"^\| (\w+)[^|]* \| ([`\w ]+) \| ([`\w ]+) \| \[[^]]*\]\(([^)]+)\) \|$", _README, re.MULTILINE
 )
@@ -37,7 +37,7 @@ def _steps(source: str) -> set[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("spin") is None, reason="spin is not installed")
 @pytest.mark.skipif(shutil.which(_COMPILER) is None, reason=f"{_COMPILER} is not installed")
-def test_the_quick_searches_find_what_is_expected() -> None:
+def test_quick_searches_find_the_expected_faults() -> None:
     ran = run_to_end([sys.executable, str(_MODEL / "check.py"), "--quick"], timeout=580)
     verdicts = [line.split()[:2] for line in ran.stdout.splitlines() if line.endswith("holds")]
     assert verdicts == [["lock", "no_slices"], ["line", "no_slices"]]
@@ -76,7 +76,7 @@ def test_the_results_are_up_to_date_and_as_expected() -> None:
         assert re.fullmatch("found: .+" if case.broken else "holds", verdict), name
 
 
-def test_the_table_survives_read_and_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_of_no_result_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = (_MODEL / "searches.md").read_text()
     written = tmp_path / "searches.md"
     written.write_text(there)
@@ -85,7 +85,7 @@ def test_the_table_survives_read_and_write(tmp_path: Path, monkeypatch: pytest.M
     assert written.read_text() == there
 
 
-def test_every_step_of_a_model_names_a_function_or_is_listed() -> None:
+def test_every_step_of_a_model_has_a_function_or_is_listed_as_the_models_own() -> None:
     own = set(_words(_README.partition("Only the models have")[2].partition("\n\n")[0]))
     for model, source in _SOURCES.items():
         mapped = {
@@ -105,7 +105,7 @@ def test_the_functions_in_the_readmes_table_exist() -> None:
             assert re.search(rf"\b{function}(?:<\w+>)?\(", code), f"{function} is not in {file}"
 
 
-def test_the_table_is_read_whole() -> None:
+def test_every_row_of_the_readmes_table_is_parsed() -> None:
     section = _README.partition("## Model and code")[2].partition("\n## ")[0]
     assert len(_ROWS) == section.count("\n| ") - 2  # heading and rule
     assert {row[0] for row in _ROWS} == _MODELS

@@ -1,9 +1,9 @@
-"""Counts the floors of the tree, and takes upper ones off in a copy, to see that the rest stands.
+"""Counts the lines of the tree's floors, and removes upper floors in a copy, to test the rest.
 
-`floors.py` prints the sizes. `floors.py run hosts` takes off first one of these, then the other;
-`floors.py run+hosts` both; `floors.py each` each alone, and then all. After ``--`` stand the tests
-to run, of those that are left; by default these are all. The copy uses the environment's
-extension, which stays as it is: one compilation has the C++ code of all floors.
+A floor is a part of the library that lower parts do not need. `floors.py` prints the sizes.
+`floors.py run hosts` removes the first of these, then the second; `floors.py run+hosts` removes
+both; `floors.py each` removes each alone, then all. Arguments after ``--`` choose among the tests
+that remain; by default all of them run. The copy uses this environment's extension unchanged.
 """
 
 import ast
@@ -36,11 +36,11 @@ class Floor:
 
     Attributes:
         code: Patterns of its files and folders.
-        tests: Patterns of the floor's tests. A test or tool that uses the floor goes with it, too.
+        tests: Patterns of the floor's tests. Tests and tools that use it are removed with it, too.
         names: The floor's public names in `shmacc`.
-        on: The floors that it stands on, besides the core; without them it goes, too.
-        stays: Patterns of files that stay without it: what the extension is compiled from, and what
-            methods of the core's classes import.
+        on: The floors that it needs besides the core; it is removed with each of them.
+        stays: Patterns of its files that are never removed: the extension is compiled from them,
+            or methods of the core's classes import them.
     """
 
     code: tuple[str, ...]
@@ -54,7 +54,7 @@ class Floor:
         return {Path(each).stem for each in self.code if each.startswith("shmacc/")}
 
 
-# From the ground up.
+# The lowest floor comes first.
 FLOORS: Final = {
     "parameters": Floor(
         ("shmacc/_parameters", "shmacc/optim.py", "shmacc/init.py"),
@@ -97,7 +97,7 @@ FLOORS: Final = {
         on=("parameters", "run", "faces"),
     ),
 }
-# Tests of the tree as a whole (conventions, pages, tools) do not run when a floor is taken off.
+# Tests of the tree as a whole (conventions, pages, tools) do not run when a floor is removed.
 OF_THE_TREE: Final = (
     *("tests/package", "tests/tools", "tests/typing", "tools"),
     "tests/hazards/test_documented_hazards.py",
@@ -108,7 +108,7 @@ ELSEWHERE: Final = ("tests/other_packages", "tests/on_ray")
 
 @functools.cache
 def files() -> list[Path]:
-    """Return the tree's files, from its root."""
+    """Return the files of the tree, by their paths below its root."""
     tops = (p for p in ROOT.iterdir() if p.name not in {"build", "dist"} and p.name[0] != ".")
     found = (path for top in tops for path in (top.rglob("*") if top.is_dir() else [top]))
     made = {".pyc", ".so"}
@@ -116,7 +116,7 @@ def files() -> list[Path]:
 
 
 def matches(path: Path, patterns: tuple[str, ...]) -> bool:
-    """Whether the file, or a folder of it, has one of these patterns."""
+    """Whether the file, or a folder above it, matches one of these patterns."""
     return any(fnmatch.fnmatch(str(p), each) for p in (path, *path.parents) for each in patterns)
 
 
@@ -131,7 +131,7 @@ def imports(path: Path) -> Iterator[str]:
 
 @functools.cache
 def users() -> dict[Path, set[str]]:
-    """Return which floors each test and tool uses, by itself or by what it imports."""
+    """Return which floors each test and tool uses, directly or through its imports."""
     named, imported, used = {}, {}, {}
     for path in files():
         if path.suffix != ".py" or path.parts[0] not in {"tests", "tools"}:
@@ -156,7 +156,7 @@ def users() -> dict[Path, set[str]]:
 
 
 def sizes() -> dict[str, tuple[int, int]]:
-    """Return the lines of code and of tests of each floor, from the ground up."""
+    """Return each floor's number of lines, of code and of tests; the lowest floor comes first."""
     used, counted = users(), Counter[tuple[str, bool]]()
     for path in files():
         if path.suffix in COUNTED and path.parts[0] in {"shmacc", "tests", "tools"}:
@@ -184,12 +184,12 @@ def without(text: str, floors: list[str]) -> str:
 
 
 def with_above(floors: list[str]) -> list[str]:
-    """Return these floors and those that stand on them."""
+    """Return these floors, and the floors that need them."""
     return [each for each in FLOORS if {each, *FLOORS[each].on}.intersection(floors)]
 
 
 def left_without(floors: list[str]) -> list[Path]:
-    """Return the files that remain when these floors, their tests and their users are taken off."""
+    """Return the files that remain when these floors, their tests and their users are removed."""
     used, code = users(), tuple(each for floor in floors for each in FLOORS[floor].code)
     return [p for p in files() if not matches(p, code) and not used.get(p, set()) & set(floors)]
 
@@ -207,7 +207,7 @@ def copy_without(floors: list[str], to: Path) -> None:
 
 
 def environment(copy: Path) -> Path:
-    """Make an environment that has the copy, and all else of this one; return its Python."""
+    """Make an environment with the copy and this environment's packages; return its Python."""
     folder = copy / ".venv"
     venv.create(folder, symlinks=True)
     of_it = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
@@ -239,10 +239,10 @@ for module in pkgutil.walk_packages(shmacc.__path__, "shmacc."):
 
 
 def take_off(floors: list[str], tests: list[str]) -> None:
-    """Take floors off in a copy; import and type-check the rest, and run its tests.
+    """Remove floors in a copy; import and type-check the rest, and run its tests.
 
     Raises:
-        CalledProcessError: The rest does not stand.
+        CalledProcessError: One of these checks failed.
     """
     floors = with_above(floors)
     print(f"::: without {', '.join(floors)}", flush=True)
@@ -264,7 +264,7 @@ def take_off(floors: list[str], tests: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Carry out the arguments, which the module's docstring describes."""
+    """Run the command line, which the module's docstring describes."""
     asked, tests = arguments, list[str]()
     if "--" in arguments:
         at = arguments.index("--")

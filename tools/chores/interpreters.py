@@ -12,8 +12,8 @@ import sys
 from operator import itemgetter
 from pathlib import Path
 
-# Fails in pyenv's shim of a version that is not active, and where there is no venv or no Python.h.
-# Free-threaded builds are not supported.
+# This fails in pyenv's shim of a version that is not active, without venv or Python.h, and in
+# free-threaded builds, which are not supported.
 _ASK = """
 import ensurepip, json, os, sys, sysconfig
 os.stat(sysconfig.get_path("include") + "/Python.h")
@@ -31,7 +31,8 @@ def found() -> dict[tuple[int, ...], str]:
     commands = ([str(python), "-c", _ASK] for python in pythons)
     asked = [subprocess.run(command, capture_output=True, check=False) for command in commands]
     usable = [json.loads(answer.stdout) for answer in asked if answer.returncode == 0]
-    # Later entries replace earlier ones: the newest stays; of equal ones, the first found.
+    # In the dict, later entries replace earlier ones: so the newest of each minor version stays,
+    # and of equal versions the first that was found.
     usable.sort(key=itemgetter(0), reverse=True)
     return {tuple(version[:2]): python for version, python in reversed(usable)}
 

@@ -1,4 +1,4 @@
-"""Follows every link between pages, anchors included: python tools/chores/links.py build/docs.
+"""Follows every link between pages, with its anchor: python tools/chores/links.py build/docs.
 
 Pages are Markdown sources or built HTML.
 """
@@ -30,7 +30,7 @@ class _Html(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, _: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note anchors and links."""
+        """Collect anchors and links."""
         for name, value in attrs:
             if name == "id" and value:
                 self.anchors.add(value)
@@ -39,7 +39,7 @@ class _Html(HTMLParser):
 
 
 class _Markdown:
-    """Links and anchors of a Markdown page; its headings are anchors, as on forges."""
+    """Links and anchors of a Markdown page; its headings are anchors, as on GitHub."""
 
     def __init__(self, text: str) -> None:
         written = prose(text)
@@ -50,7 +50,7 @@ class _Markdown:
 
 
 def dead(pages: Iterable[Path], root: Path) -> Iterator[tuple[Path, str]]:
-    """Find the links of these pages that lead to no file below `root`, or to no anchor in it."""
+    """Yield each link of these pages whose file below `root`, or anchor in a page, is missing."""
     known = {page.resolve(): read(page) for page in pages}
     for page, its in known.items():
         for link in sorted(its.links):

@@ -1,4 +1,4 @@
-"""Makes other jobs' segments in /dev/shm, until SIGTERM or the end of the process that started it.
+"""Makes segments like those of other jobs, and keeps them until SIGTERM or the end of its parent.
 
 They have the names that tests use, without a namespace and in other namespaces: tests must neither
 find nor touch them. Some are open in this process; a killed process has left the others. This
@@ -6,7 +6,7 @@ process also has a segment open whose name is removed.
 
     python -P tools/chores/other_jobs.py
 
-It prints a line once they exist, and removes them at its end: the status is 1 if one was touched.
+It prints a line when they exist, and removes them at its end. Its status is 1 if one was touched.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def _open_and_be_killed() -> None:
 
 
 def _found() -> dict[str, tuple[int, int]]:
-    """Return each file's inode and time: they change if it is replaced or written to."""
+    """Return each file's inode and time, which change if the file is replaced or written to."""
     names = filter(_FILE.fullmatch, testing.leaked_names())
     files = {name: (_SHARED_MEMORY / name).stat() for name in names}
     return {name: (file.st_ino, file.st_mtime_ns) for name, file in files.items()}

@@ -1,10 +1,10 @@
 """Writes new pins into constraints/, from the bounds in pyproject.toml, with uv.
 
-newest.txt        what `make` installs, and builds with: the newest versions on the day of writing
-home.txt          what `test-home`, `test-ray` and `bench` need besides: packages that users have
+newest.txt        what `make` installs and builds with: the newest versions on the day of writing
+home.txt          what `test-home`, `test-ray` and `bench` also need: packages that users have
 lowest.txt        what `make test-lowest` installs: the lowest versions that the bounds
                   allow, and the tests' own tools as in newest.txt
-lowest-build.txt  what CI builds the wheel of 3.12 with: the lowest versions
+lowest-build.txt  the lowest versions of the tools with which CI builds the wheel of 3.12
 
 Each file is for all Pythons that the project supports; a line for only some of them has a marker.
 """
@@ -32,7 +32,7 @@ def _name(requirement: str) -> str:
 
 
 def main() -> None:
-    """Write all four."""
+    """Write all four files."""
     settings = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     groups = settings["dependency-groups"]
     home = groups.pop("home") + groups.pop("bench") + groups.pop("ray")
@@ -45,7 +45,7 @@ def main() -> None:
     _write("lowest.txt", [line for line in newest if _name(line) in tools], *own, *lowest)
     _write("lowest-build.txt", build, *lowest)
     _write("home.txt", home, "pyproject.toml", "--constraints", str(_PINS / "newest.txt"))
-    # Leave out what newest.txt has, and packages for GPUs: torch itself says which it needs.
+    # Leave out what newest.txt has, and packages for GPUs: torch itself requires the right ones.
     named = {_name(line) for line in newest} - {""}
     lines = (_PINS / "home.txt").read_text().splitlines(keepends=True)
     lines = [line for line in lines if not re.match("cuda|nvidia|triton", line)]

@@ -16,7 +16,7 @@ MAP: Final = ROOT / "tests" / "README.md"
 
 
 def rows() -> Iterator[tuple[list[str], list[Path]]]:
-    """Yield each row: its patterns of files, and its tests."""
+    """Yield each row of the map: its patterns for files, and their tests."""
     for line in MAP.read_text(encoding="utf-8").splitlines():
         if line.startswith("| `"):
             files, tests = (re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split("|"))
@@ -24,10 +24,10 @@ def rows() -> Iterator[tuple[list[str], list[Path]]]:
 
 
 def tests_named(pattern: str) -> list[Path]:
-    """Return the test files of a pattern.
+    """Return the test files that match a pattern.
 
     Raises:
-        FileNotFoundError: There are none.
+        FileNotFoundError: No test file matches.
     """
     folder, _, name = pattern.partition("/")
     found = sorted((ROOT / "tests" / folder).glob(f"test_{name}.py"))
@@ -37,10 +37,10 @@ def tests_named(pattern: str) -> list[Path]:
 
 
 def tests_of(file: Path) -> list[Path]:
-    """Return the tests of the first row that has the file.
+    """Return the tests of the first row whose patterns match the file.
 
     Raises:
-        LookupError: No row has it.
+        LookupError: No row matches the file.
     """
     name = str(file.resolve().relative_to(ROOT / "shmacc"))
     for patterns, tests in rows():

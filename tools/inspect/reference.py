@@ -1,9 +1,9 @@
-"""Writes what the commands accept and answer, from the commands themselves, into docs/inspect.
+"""Generates the commands' reference in docs/inspect from the code of the commands.
 
 schema-N.json     the JSON Schema of every answer, from the types in `shmacc_inspect.output` and
-                  `shmacc.inspection`, and what their docstrings say of each attribute
-shmacc-inspect.1  its manual page, from the parsers
-shmacc-run.1      that of `shmacc-run`
+                  `shmacc.inspection`, and from the attributes' descriptions in their docstrings
+shmacc-inspect.1  the manual page of `shmacc-inspect`, from its parsers
+shmacc-run.1      the manual page of `shmacc-run`, from its parser
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def schema() -> str:
 
 
 def _lines(head: dict[str, Any], last: str, parts: dict[str, str], margin: str = "\n ") -> str:
-    """Return JSON with a line for each part of its last value."""
+    """Return an object as JSON: `head`, then key `last` with the `parts`, one a line."""
     lines = f",{margin}".join(f"{json.dumps(key)}: {part}" for key, part in parts.items())
     return f"{json.dumps(head)[:-1]}, {json.dumps(last)}: {{{margin}{lines}}}}}"
 
 
 def records() -> list[type]:
-    """Return all types of the schema: the answers, and what is in them."""
+    """Return all types of the schema: the answers, and the types of their fields."""
     found = [record for records in ANSWERS.values() for record in records]
     for record in found:
         for hint in hints(record).values():
@@ -226,7 +226,7 @@ def _options(actions: list[argparse.Action]) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Return text so that troff prints it as it is."""
+    """Escape text for troff."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     return f"\\&{text}" if text.startswith(".") else text
 

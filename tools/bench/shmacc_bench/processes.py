@@ -72,7 +72,7 @@ def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def _tried(call: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
-    """Return whether the call failed, and its result, or the error."""
+    """Return whether the call failed, and its result or error."""
     try:
         return False, call(*arguments)
     except Exception as error:  # noqa: BLE001  the other side reports it

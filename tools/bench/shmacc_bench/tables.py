@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass
 class Table:
-    """A table in Markdown, and which of its figures miss their goals."""
+    """A table in Markdown, and a list of its figures that miss their goals."""
 
     title: str
     head: Sequence[str]
@@ -39,7 +39,7 @@ class Table:
 
 
 def figure(value: float) -> str:
-    """Return three digits, without an exponent."""
+    """Return a number with three significant digits, without an exponent."""
     return f"{float(f'{value:.3g}'):,.12g}"
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from shmacc_bench.peers import peer_class
 from shmacc_bench.workload import Workload, make_filling, make_gradient
 
-# Operations.
+# The operations that can be timed:
 APPLY: Final = "apply"  # to rows that are there already; the table has no others
 APPLY_FULL: Final = "apply, full table"  # every row of the table is there
 APPLY_OTHERS: Final = "apply, full table, others each time"  # so that no cache has the rows
-APPLY_NEW: Final = "apply, new segment"  # the first one: the kernel has yet to provide the memory
+APPLY_NEW: Final = "apply, new segment"  # the first apply: the kernel has to provide the memory
 ROUND: Final = "round"  # two gradients of the same rows, and the take of their mean
 
 _SHORTEST: Final = 20_000  # ns: shorter calls are timed in batches, because the clock takes time
@@ -25,7 +25,7 @@ _TOLERANCE: Final = 0.02
 
 
 def microseconds(call: Callable[[], object], calls: int = 1) -> float:
-    """Return how long a call takes, the mean of several."""
+    """Return the microseconds of a call, as the mean of several calls."""
     begun = time.perf_counter_ns()
     for _ in range(calls):
         call()
@@ -82,12 +82,12 @@ class Timed:
         return samples
 
     def close(self) -> None:
-        """Close the accumulator, and remove what it left."""
+        """Close the accumulator, and end the peer's server, if it has one."""
         self._stack.close()
         self.peer.shutdown()
 
     def _check(self) -> str:
-        """Compare the mean of a round with NumPy's in float64."""
+        """Compare a round's mean with NumPy's in float64; return what is wrong, if anything."""
         for _ in range(2):
             self.peer.apply(self.prepared)
         rows, values = self.peer.take(2)

@@ -16,7 +16,7 @@ DTYPE = np.dtype(np.float32)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Workload:
-    """One gradient's shape, and the table that it goes to. A dense one has `rows` numbers."""
+    """One gradient's shape, and the table that it goes to. A dense gradient has `rows` numbers."""
 
     kind: Kind
     rows: int
@@ -50,7 +50,7 @@ IDS = Workload("sparse", 50_000, 64, order="zipf")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gradient:
-    """One gradient; a dense one has no `indices` (None), and one dimension."""
+    """One gradient; if it is dense, `indices` is None, and `values` have one dimension."""
 
     indices: Any
     values: NDArray[Any]
@@ -70,7 +70,7 @@ def make_values(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any
 
 
 def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
-    """Return a gradient of this workload; the same seed gives the same one."""
+    """Return a gradient of this workload; the same seed gives the same gradient."""
     rng = np.random.default_rng(seed)
     if workload.kind == "dense":
         return Gradient(None, make_values((workload.rows,), rng), unique=True)
@@ -78,7 +78,7 @@ def make_gradient(workload: Workload, seed: int = 0) -> Gradient:
         ranks = np.arange(1, workload.table_rows + 1, dtype=np.float64)
         weights = np.cumsum(ranks**-ZIPF_EXPONENT)
         drawn = np.searchsorted(weights, rng.random(workload.rows) * weights[-1])
-        # As in a real table, frequent rows lie anywhere, but are always the same ones.
+        # As in a real table, the frequent rows lie anywhere, but are always the same rows.
         places = np.random.default_rng(workload.table_rows).permutation(workload.table_rows)
         indices = places[drawn].astype(np.int64)
         if workload.order == "zipf-sorted":

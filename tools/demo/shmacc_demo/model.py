@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TABLES = ("inputs", "outputs", "bias")
-SQUARES = 0.1  # what Adagrad's accumulators start as
+SQUARES = 0.1  # where Adagrad's sums of squares begin
 Arrays = Mapping[str, NDArray[Any]]
 
 _WORD = re.compile(r"[^\W\d]+(?:'[^\W\d]+)*")  # with underscores: ``__getitem__`` is one word
@@ -49,7 +49,7 @@ class Plan:
 
 
 def read(path: Path | None) -> tuple[list[str], Arrays]:
-    """Read a text, or the language reference; return its words, their counts and the text."""
+    """Read a text, or the language reference; return its words, their counts, and the text."""
     from pydoc_data.topics import topics  # of the language reference, which every CPython carries
 
     text = path.read_text("utf-8", "replace") if path else "\n".join(topics.values())
@@ -63,7 +63,7 @@ def read(path: Path | None) -> tuple[list[str], Arrays]:
 
 
 def start(words: int, plan: Plan) -> dict[str, NDArray[Any]]:
-    """Return the tables that training starts from."""
+    """Return the tables with which training starts."""
     noise = np.random.default_rng(plan.seed).random((words, plan.width)) - 0.5
     inputs = noise / np.sqrt(plan.width)
     return {"inputs": inputs, "outputs": 0 * inputs, "bias": 0 * inputs[:, 0]}
@@ -78,7 +78,7 @@ class Batches:
         self._kept, self._noise = np.sqrt(excess) + excess, noise / noise[-1]
 
     def gradient(self, state: Arrays, step: int, worker: int) -> dict[str, Any]:
-        """Return `(rows, values)` for each table; "figures" are the loss and the pairs."""
+        """Return `(rows, values)` for each table; "figures" are the loss and the count of pairs."""
         centers, targets, pairs, noise = self._draw(step, worker)
         inputs, outputs = state["inputs"][centers], state["outputs"][targets]
         inputs, outputs = inputs.astype(np.float32), outputs.astype(np.float32)  # float32 is faster

@@ -1,4 +1,4 @@
-"""The training: what chief and workers do. `shmacc.run` starts them, and killed ones again."""
+"""The work of chief and workers. `shmacc.run` starts them, and restarts those that are killed."""
 
 import contextlib
 import random
@@ -19,11 +19,11 @@ Show = Callable[[Plan, int, Arrays, str], None]
 
 _TIMEOUT = 60.0  # seconds
 _KILLS = 4  # of a process, at most
-_LONGEST = 5e-4  # seconds after which it is killed: within the call, or as soon as that has ended
+_LONGEST = 5e-4  # seconds until a kill, at most: it comes within the call, or right after it
 
 
 def work(rank: int, plan: Plan, victims: Collection[int]) -> None:
-    """Act as a worker. The replacement of a killed worker gives the same gradient again."""
+    """Act as a worker. The replacement of a killed worker applies the same gradient again."""
     with (
         SharedArrays.attach("books", timeout=_TIMEOUT, writable=True) as books,
         Parameters.attach("params", timeout=_TIMEOUT) as params,
@@ -40,7 +40,7 @@ def work(rank: int, plan: Plan, victims: Collection[int]) -> None:
 
 
 def lead(text: Arrays, show: Show, plan: Plan, victims: Collection[int]) -> tuple[Arrays, str]:
-    """Act as the chief, or as the replacement of a killed one; return the tables, and a report."""
+    """Act as the chief, or as a killed chief's replacement; return the tables, and a report."""
     tables = start(len(text["counts"]), plan) | {"figures": np.zeros((plan.steps, 2))}
     adagrad = dict.fromkeys(TABLES, optim.Adagrad(plan.rate, SQUARES))
     figures = {"figures": TensorSpec((2,), "float64", reduction_type="SUM")}  # summed over workers
@@ -77,7 +77,7 @@ def lead(text: Arrays, show: Show, plan: Plan, victims: Collection[int]) -> tupl
 def _perhaps_killed(
     rank: int, books: SharedArrays, step: int, victims: Collection[int]
 ) -> Iterator[None]:
-    """Have this process killed within the block, or as soon as it has ended, now and then."""
+    """Now and then, kill this process within the block, or right after the block."""
     killed, steps = books["killed"], len(books["begun"])
     due = rank in victims and killed[rank] < step * min(_KILLS, steps // 4) // steps
     if due:
@@ -106,7 +106,7 @@ def _report(plan: Plan, group: AccumulatorGroup, books: SharedArrays) -> str:
 def train(
     plan: Plan, text: Arrays, show: Show, victims: Collection[int] = ()
 ) -> tuple[Arrays, str]:
-    """Train in processes, of which the victims are killed now and then."""
+    """Train in several processes; the victims among them are killed now and then."""
     found: tuple[Arrays, str] = shmacc.run(
         partial(lead, text, show), work, workers=plan.workers, args=(plan, victims), restarts=_KILLS
     )

@@ -1,4 +1,4 @@
-"""The command, for an environment whose commands are not on PATH."""
+"""The command `python -m shmacc_inspect`, where `shmacc-inspect` is not on PATH."""
 
 import sys
 

@@ -1,8 +1,9 @@
 """Answers the shell when somebody presses Tab.
 
 The shell's script (`--completion` prints it) runs this command with `--complete`, the number of the
-word to complete, and the words of the line. The answer is one candidate a line, with a tab and a
-description after `--complete-described`. Options come from the parsers, names from shared memory.
+word to complete, and the words of the line. The answer has one candidate a line; if asked by
+`--complete-described`, each with a tab and a description. Options come from the parsers, names from
+shared memory.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _PREFIX: Final = "shmacc."  # names in /dev/shm begin with it
-# Readline breaks words at colons (COMP_WORDBREAKS), and namespaces end with one. So the line is
-# split again, at blanks only, and each candidate loses the part that readline takes for earlier
-# words.
+# Readline breaks words at colons (COMP_WORDBREAKS), and a namespace is followed by a colon. So the
+# line is split again, at blanks only, and each candidate loses its part up to the last colon.
 _BASH: Final = r"""_shmacc_inspect() {
     local IFS=$' \t\n' line="${COMP_LINE:0:COMP_POINT}"
     local -a words
@@ -87,7 +87,7 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
     declared = parser.declared()
     option = next((action for action in declared if before[-1] in action.option_strings), None)
     if option is not None and option.nargs is None:  # it takes a value
-        # Some choices are a dict, but its values are no descriptions.
+        # `choices` may be a dict: pass its keys only, since the values are no descriptions.
         return tuple(option.choices or _values(option.dest))
     if word.startswith("-") and "--" not in before:
         return _options(parser)
@@ -97,7 +97,7 @@ def _of_verb(before: Sequence[str], word: str) -> Iterable[str]:
 
 
 def _values(option: str) -> Iterable[str]:
-    """Return the values of an option that takes one, where they are known."""
+    """Return the possible values of an option, if they are known."""
     if option == "namespace":
         return _namespaces()
     return ("step=", "count=", "gone") if option == "condition" else ()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shmacc_inspect.output import Shown
 
 _BAR_WIDTH: Final = 20
-_LATE: Final = 3  # contributors that came late are named
+_LATE: Final = 3  # how many late contributors are named
 _NAME: Final = Column("NAME", lambda of: Cell(formatting.printable(of.name), "bold"), least=12)
 _BYTES: Final = Column("BYTES", lambda of: page.size(of.bytes_used), right=True)
 _MEMBER_COLUMNS: Final = (
@@ -71,7 +71,7 @@ _MOVING: Final = "gradients kept arriving while they were read: they may be in h
 
 
 def elements(seen: Shown | NotShown, now: float, *, layout: bool) -> Iterator[Element]:
-    """Return the elements of the page; the most important stands last, above the prompt."""
+    """Return the elements of the page; the verdict comes last, so that it is above the prompt."""
     summary = seen.summary
     if isinstance(seen, NotShown):
         yield Fields(_identity(summary, now, ""))
@@ -116,7 +116,7 @@ def _contents(seen: Shown, *, layout: bool) -> Iterator[Element]:
 
 
 def events(found: Sequence[Event], now: float) -> Table:
-    """Return what happened, as a table."""
+    """Return a table of the events."""
     columns = (
         Column("WHEN", lambda of: formatting.ago(of.at, now), right=True),
         Column("WHAT", lambda of: Cell(of.kind, "yellow")),
@@ -382,7 +382,7 @@ def _verdict(seen: Shown) -> Iterator[tuple[str, Cell]]:
     elif not summary.finished and not wrong:
         dead = sum(not process.alive for process in seen.processes)
         died = formatting.count_of(dead, "process", "processes") + " died"
-        # Whether the deaths block the others is known only after these have waited for a while.
+        # Whether deaths block the other processes is known only when these have waited for long.
         again = f"; {died}: look again in 10 s" if dead and summary.attached_alive else ""
         fine = f"nothing is known that makes it stand still{again}; `check` verifies more"
         yield "fine", Cell(fine)

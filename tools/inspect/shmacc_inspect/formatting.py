@@ -23,7 +23,7 @@ _SPARKS: Final = "▁▂▃▄▅▆▇█"
 
 
 def size(count: float) -> str:
-    """Return bytes in the unit that leaves few digits: `2.4 MiB`."""
+    """Return a number of bytes in the unit that needs few digits: `2.4 MiB`."""
     value, unit = float(count), 0
     while value >= _STEP - 0.5 and unit < len(_BYTE_UNITS) - 1:
         value /= _STEP
@@ -57,7 +57,7 @@ def size_rate(per_second: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time, in one or two units: `3.2 s`, `5 min`, `2 h 10 min`, `3 d 4 h`."""
+    """Return a length of time in one or two units: `3.2 s`, `5 min`, `2 h 10 min`, `3 d 4 h`."""
     seconds = max(seconds, 0.0)
     if seconds < _LONG_IN_SECONDS:
         return f"{seconds:.1f} s" if seconds < _MINUTE else f"{seconds:.0f} s"
@@ -136,7 +136,7 @@ def bar(part: float, whole: float, width: int) -> str:
 
 
 def sparkline(values: Iterable[float | None], width: int) -> str:
-    """Return the last `width` values as small columns, scaled to the highest."""
+    """Return the last `width` values as a row of bars, scaled to the highest value."""
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None and math.isfinite(value)]
     top = max(known, default=0.0)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "shmacc_"
 _UNSAFE: Final = re.compile(r"[^\w.]")  # in the name of a type, which another user's program chose
-_LATE: Final = 5  # contributors of a segment that are named: each is a series
-_MOST_ROWS: Final = 1 << 22  # of tables that are compared with their index at each scrape
+_LATE: Final = 5  # how many late contributors of a segment are named: each is a series
+_MOST_ROWS: Final = 1 << 22  # larger tables are not compared with their index at each scrape
 
 
 class _Definition(NamedTuple):
@@ -61,7 +61,7 @@ def _of_tables(field: str) -> Callable[[Description, float], float | None]:
 
 
 def _stat(field: str, name: str = "", type: str = "gauge") -> _Definition:  # noqa: A002 - the field's name
-    """Return the metric of a field of Stats, under the field's name or another one."""
+    """Return the metric of a field of `Stats`, called `name` or like the field."""
     said = descriptions(inspection.Stats).get(field, "")  # empty if Python drops docstrings
     return _Definition(name or field, said, lambda seen, _: float(getattr(seen.stats, field)), type)
 
@@ -149,8 +149,8 @@ def gather(watched: Iterable[SegmentName], runs: Iterable[inspection.Run]) -> It
 
 
 def _labels(of: SegmentName) -> dict[str, str]:
-    # The name as in the file's name, without characters of a shell: any user may choose a name,
-    # and people paste commands from alerts.
+    # Use the name as written in the file's name, which has no special characters of a shell: any
+    # user may choose a name, and people paste commands from alerts.
     written = of.system_name.removeprefix("shmacc.").rpartition(":")[2]
     return {"name": written, "namespace": of.namespace or ""}
 
@@ -262,8 +262,8 @@ def _causes(summary: Summary) -> list[Stall]:
 
 
 def _failures(described: list[Description]) -> Metric:
-    # The last failure of each process and type of exception. Not the whole text: it has byte counts
-    # and file names, and each new one would be a series of its own.
+    # Report the last failure of each process and type of exception, without the exception's text:
+    # it has byte counts and file names, so each new text would begin a new series.
     last = {}
     for seen in described:
         for event in seen.events:

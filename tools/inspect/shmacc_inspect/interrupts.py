@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def raised() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt within a block, so that the block can clean up.
 
-    Elsewhere it ends the process at once (`start`): imports and parsers may turn KeyboardInterrupt
-    into some other exception. Where Ctrl-C is ignored, it is ignored here too.
+    Outside such blocks, Ctrl-C ends the process at once (`start`), since imports and parsers may
+    turn KeyboardInterrupt into another exception. If Ctrl-C is ignored, it stays ignored here.
     """
     before = signal.getsignal(signal.SIGINT)
     if before in {signal.SIG_IGN, None}:

@@ -34,7 +34,7 @@ _SEQUENCES: Final = {
 }  # fmt: skip
 _MOST: Final = 64  # bytes at a time
 _NOTICED: Final = {signal.SIGWINCH: RESIZED, signal.SIGTSTP: SUSPEND}
-# Show the second screen, cleared, without a cursor, and without wrapping long lines.
+# Switch to the terminal's second screen, clear it, hide the cursor, and do not wrap long lines.
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 # Clear the screen first: some terminals keep text that no longer fits after a resize.
 _LEAVE: Final = "\x1b[H\x1b[J\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -45,9 +45,9 @@ _REST_OF_SCREEN: Final = "\x1b[J"
 
 
 class Keys:
-    """The keyboard, within a `with` block; without a terminal on stdin, there are no keys.
+    """The keyboard, within a `with` block. If stdin is no terminal, there are no keys.
 
-    A resized window and Ctrl-Z arrive as keys too: the screen must be drawn again, or restored.
+    A resized window and Ctrl-Z also arrive as keys, since the screen must be redrawn or restored.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,8 @@ class Keys:
         self._before: list[Any] = []
         self._pending: list[str] = []
         self._old_handlers: dict[int, Any] = {}
-        # Signal handlers must end the `select` of `wait`: otherwise Python would resume it.
+        # A signal handler writes to this pipe to end the `select` in `wait`, which Python would
+        # resume otherwise.
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:
@@ -84,7 +85,7 @@ class Keys:
                 termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def wait(self, until: float) -> str | None:
-        """Return the next key, or None at this time (monotonic)."""
+        """Return the next key; None if none was pressed until this time (monotonic)."""
         if not self._pending:
             watched = [self._woken] if self._fd is None else [self._woken, self._fd]
             ready, _, _ = select.select(watched, [], [], max(0.0, until - time.monotonic()))
@@ -116,7 +117,7 @@ class Keys:
 
 
 class Picture:
-    """The terminal's second screen, within a `with` block; the first one stays as it is."""
+    """The terminal's second screen, within a `with` block; the first screen stays as it is."""
 
     _size = (0, 0)
 
@@ -132,7 +133,7 @@ class Picture:
         self._write(_ENTER)
 
     def leave(self) -> None:
-        """Switch back."""
+        """Switch back to the first screen."""
         self._write(_LEAVE)
 
     @staticmethod
@@ -142,10 +143,10 @@ class Picture:
         return page.Terminal.of_stdout(), max(1, height)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Draw these lines in place of the last ones, as far as they fit."""
+        """Replace the picture by these lines, as far as they fit."""
         terminal, height = self.terminal()
         width = terminal.width or 0
-        # A terminal that became narrower has wrapped its lines.
+        # After a resize, clear the screen: a terminal that became narrower has wrapped its lines.
         start = _HOME if self._size == (width, height) else _CLEAR + _HOME
         self._size = (width, height)
         # Clear first: after a line as wide as the terminal, the cursor stands on its last letter.

@@ -1,4 +1,4 @@
-"""Finds the verb, parses its arguments, runs it, and turns what failed into an exit status."""
+"""Finds the verb, parses its arguments, runs it, and turns errors into an exit status."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def _run(arguments: list[str]) -> None:
 
 
 def _parsed(verb: str, arguments: list[str]) -> dict[str, Any]:
-    """Return the arguments of a verb by name. What follows a `--` is names, whatever it looks like.
+    """Return a verb's arguments by name. All words after `--` are names, even if they begin with -.
 
-    argparse's parse_intermixed_args would take it for options. So the parser sees words in its
-    place, and sees them first, where they are no option's value.
+    argparse's parse_intermixed_args would take such words for options. So the parser gets the word
+    "name" in place of each, at the front, where none can be the value of an option.
     """
     at = arguments.index("--") if "--" in arguments else len(arguments)
     names = arguments[at + 1 :]
@@ -67,7 +67,7 @@ def _parsed(verb: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _choose(namespace: str | None) -> None:
-    """Use this namespace, or (None) the environment's."""
+    """Use this namespace; None: that of the environment."""
     from shmacc.errors import InvalidArgumentError  # only here: help must come at once
     from shmacc_inspect import naming
 

@@ -1,4 +1,4 @@
-"""Names as users type them, and as they are shown: every name shown is accepted."""
+"""The names of segments as users type and see them: every name that is shown can be typed."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ALIKE: Final = 0.7  # names that are at least so similar are hints
 
 
 def typed_name(name: SegmentName) -> str:
-    """Return the name to type for a segment: its shared_name, RUN/NAME, or else its file's.
+    """Return the name to type for a segment: its shared_name, RUN/NAME, or else its file's name.
 
-    The first of these that leads to it. A shared_name does not if the segment is another
-    namespace's, is damaged or was renamed, or if it looks like the name of a file in /dev/shm, like
-    a name in a run, like an option, or like a glob.
+    It is the first of these that leads to the segment. A shared_name does not if the segment is in
+    another namespace, damaged or renamed, or if the name looks like that of a file in /dev/shm, a
+    name in a run, an option, or a glob.
     """
     for text in (name.shared_name, inspection.in_run(name)):
         if text is not None and not text.startswith("-") and not _is_glob_always(text):
@@ -40,7 +40,7 @@ def typed_name(name: SegmentName) -> str:
 
 
 def word(name: SegmentName) -> str:
-    """Return the name to type as one word, which no shell, nor `xargs`, changes."""
+    """Return the name to type as one word that neither a shell nor `xargs` changes."""
     typed = typed_name(name)
     return typed if _WORD.fullmatch(typed) else name.system_name
 
@@ -51,11 +51,10 @@ def cell(name: SegmentName, style: str = "bold") -> Cell:
 
 
 def one(text: str) -> SegmentName | None:
-    """Return the name that a text means; None: it is a glob, and means any number of them.
+    """Return the name that a text means; None: it is a glob, and may mean several segments.
 
-    A text like `w[0]` is a name if there is a segment of this name, and so is any text if
-    --namespace is a glob. A text like `w*` is a glob in any case: no segment keeps the others out
-    of it.
+    A text like `w[0]` is a name if there is a segment of this name; if --namespace is a glob, this
+    holds for any text. A text with `*` or `?` is always a glob, even if a segment has that name.
 
     Raises:
         InvalidArgumentError: The text cannot be a name.
@@ -73,18 +72,18 @@ def _is_glob_always(text: str) -> bool:
     return "*" in text or "?" in text
 
 
-in_many = ""  # the glob for namespaces that --namespace gave
+in_many = ""  # the value of --namespace, if it is a glob
 
 _OF_GLOBS: Final = frozenset("*?[")
 
 
 def choose(namespace: str | None) -> None:
-    """Use this namespace, or those that a glob matches, or (None) the environment's.
+    """Use this namespace, or all that this glob matches; None: the environment's namespace.
 
     Raises:
         InvalidArgumentError: The namespace is malformed.
     """
-    global in_many  # noqa: PLW0603  it is this process's, as the environment is
+    global in_many  # noqa: PLW0603  one for the process, like the environment
     in_many = ""
     if namespace is not None and _OF_GLOBS.intersection(namespace):
         in_many = namespace
@@ -95,7 +94,7 @@ def choose(namespace: str | None) -> None:
 
 
 def scope(*, everywhere: bool) -> str | None:
-    """Return the namespaces, or a glob, that globs and verbs without a name look at; None: all.
+    """Return the namespace, or glob for namespaces, in which globs look for segments; None: all.
 
     Raises:
         InvalidArgumentError: The namespace is malformed.
@@ -110,7 +109,7 @@ def select(
     """Return the segments of these names and globs, each once; without names, all in the scope.
 
     Raises:
-        NotFoundError: A name is not there, or is a run's, or no name matches a glob.
+        NotFoundError: A name is not there, or is the name of a run, or nothing matches a glob.
         InvalidArgumentError: A text cannot be a name.
     """
     namespace = scope(everywhere=everywhere)
@@ -135,13 +134,13 @@ def answers(
     everywhere: bool,
     unfit: Callable[[Summary], str] = lambda _: "",
 ) -> Iterator[Answer]:
-    """Yield what a verb answers for each segment of these names and globs.
+    """Yield a verb's answer for each segment of these names and globs.
 
-    A segment that a glob found and that is gone meanwhile has no answer.
+    There is no answer for a segment that a glob has found, but that is gone by now.
 
     Raises:
-        NotFoundError: A segment that was named is gone.
-        Everything else as for `select_fit`.
+        NotFoundError: A segment that was given by its name is gone; see `select_fit`, too.
+        InvalidArgumentError: See `select_fit`.
     """
     named = _exact(given)
     for summary in select_fit(given, everywhere=everywhere, unfit=unfit):
@@ -153,7 +152,7 @@ def answers(
 
 
 def _exact(given: Iterable[str]) -> set[str]:
-    """Return the system names of those given texts that are no globs."""
+    """Return the system names of the given texts, except globs."""
     return {name.system_name for name in map(one, given) if name is not None}
 
 
@@ -162,12 +161,12 @@ def select_fit(
 ) -> list[Summary]:
     """Return the segments of these names and globs that a verb can handle.
 
-    All are judged before anything is done. `unfit` returns why the verb cannot handle a segment;
-    empty: it can. An unfit segment is skipped if it was found by a glob.
+    All segments are judged before the verb begins. `unfit` returns why the verb cannot handle a
+    segment; empty: it can. An unfit segment is skipped if it was found by a glob.
 
     Raises:
-        InvalidArgumentError: A segment that was named is unfit, or all that were found are.
-        Everything else as for `select`.
+        InvalidArgumentError: A segment that was given by its name is unfit, or all segments are.
+        NotFoundError, InvalidArgumentError: See `select`, too.
     """
     named, found, refused = _exact(given), [], ""
     for summary in summaries(select(given, everywhere=everywhere)):
@@ -184,7 +183,7 @@ def select_fit(
 
 
 def in_words(summary: Summary) -> str:
-    """Return segments of this kind as words: "shared arrays"."""
+    """Return this kind of segments in words: "shared arrays"."""
     words = {"arrays": "shared arrays", "parameters": "parameters"}
     return words.get(summary.kind or "") or f"{summary.kind} accumulators"
 

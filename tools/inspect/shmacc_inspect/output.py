@@ -1,8 +1,8 @@
 """The answers of verbs as JSON, made of the records of `shmacc.inspection`.
 
-Within a schema version fields are only added; a field that is removed or changes its meaning raises
-the version. `make reference` writes the schema from the types here and in the library, and from
-their docstrings (a test checks that no field lacks a description).
+Within a version of the schema, fields are only added: whoever removes a field or changes its
+meaning raises the version. `make reference` generates the schema from the types here and in the
+library, and from their docstrings (a test checks that each field has a description).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Interval:
 
     @property
     def suspected(self) -> Stall | None:
-        """What perhaps makes it stand still."""
+        """What perhaps makes the segment stand still."""
         return self.summary.suspected if self.summary else None
 
     @property
@@ -324,7 +324,7 @@ def to_json(answer: Any, *, in_one_line: bool = False) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value for JSON; null in place of NaN and infinity."""
+    """Return a value that JSON can express: NaN and infinity become null."""
     if dataclasses.is_dataclass(value):
         return {
             key: plain

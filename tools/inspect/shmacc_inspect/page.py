@@ -1,9 +1,9 @@
 """The output of verbs: headings, fields, tables; coloured on a terminal, plain in a pipe.
 
-In a pipe nothing is cut, coloured or left out, a cell without a value is `-`, and every cell but a
-line's last is one word, so that awk, sort and grep can rely on it.
+In a pipe, nothing is cut, coloured or left out. There an empty cell is shown as `-`, and each cell
+except a line's last is one word, so that awk, sort and grep can read the output.
 
-Its types are named tuples: a dataclass takes five times as long to define, and every command waits
+The types are named tuples: a dataclass takes five times as long to define, and every command waits
 for that.
 """
 
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
     Attributes:
         text: The text.
         style: The styles.
-        word: What a pipe's table shows instead; empty: the text with `-` for each space.
+        word: What tables show in a pipe instead; empty: the text with `-` for each space.
     """
 
     text: str
@@ -54,9 +54,9 @@ class Column(NamedTuple):
         cell: Called with a row's record; returns its text, or cell.
         right: Whether it is aligned on the right, as numbers are.
         rank: On a narrow terminal, columns of the highest rank are left out first; 0: never.
-        least: Its cells may be shortened to so many characters before columns are left out; 0:
-            never.
-        whole: Whether its cells are never shortened: they are pasted.
+        least: Before columns are left out, cells may be shortened to this many characters; 0:
+            they are not shortened then.
+        whole: Whether cells are never shortened, since users copy them.
     """
 
     title: str
@@ -80,7 +80,7 @@ class Table(NamedTuple):
         records: Iterable[Any],
         style: Callable[[Any], str] = lambda _: "",
     ) -> Table:
-        """Return a table with a row for each record; `style` returns the style of mere text."""
+        """Return a table with a row for each record; `style` is for cells that are mere text."""
 
         def cell(column: Column, record: Any) -> Cell:
             found = column.cell(record)
@@ -109,9 +109,9 @@ class Terminal(NamedTuple):
     """The output device.
 
     Attributes:
-        width: Characters in a line; None: unlimited, which is a pipe.
-        colour: Whether styles show.
-        plain: Whether it can show nothing but ASCII.
+        width: Characters in a line; None: no limit, in a pipe.
+        colour: Whether it shows styles.
+        plain: Whether it shows only ASCII.
     """
 
     width: int | None
@@ -142,7 +142,7 @@ def show(elements: Iterable[Element]) -> None:
 
 
 def size(count: int | None) -> Cell:
-    """Return a number of bytes; in a pipe in the form that `sort -h` reads."""
+    """Return a number of bytes; in a pipe, in a form that `sort -h` reads."""
     return one_word("" if count is None else formatting.size(count))
 
 
@@ -152,7 +152,7 @@ def duration(seconds: float) -> Cell:
 
 
 def one_word(text: str) -> Cell:
-    """Return a cell that in a pipe has the text without its spaces."""
+    """Return a cell with this text; in a pipe, it is shown without its spaces."""
     return Cell(text, word=text.replace(" ", ""))
 
 
@@ -247,12 +247,12 @@ def _padded(cell: Cell, width: int, column: Column, terminal: Terminal, *, last:
 
 
 def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
-    """Return the columns that fit into that width (None: all), and their widths.
+    """Return the columns that fit into this width (None: all), and their widths.
 
-    Columns are shortened first, down to their least width; then columns are left out, the highest
-    rank first, at last those without any value; then the remaining room is given back to the
-    shortened ones. If the others need more than the width, the widest are shortened, but for whole
-    ones: nobody can read a table whose lines go on in the next.
+    Columns are shortened first, to their least width. Then columns are left out: the highest rank
+    first, and columns without any value even if their rank is 0. Then shortened columns get the
+    remaining room. If the rest is still too wide, the widest columns are shortened, except whole
+    ones: nobody can read a table whose lines are wrapped.
     """
     natural = {
         i: max([len(column.title), *(len(row[i].text or EMPTY) for row in table.rows)])
@@ -284,7 +284,7 @@ def fitted(table: Table, width: int | None) -> tuple[list[int], dict[int, int]]:
 
 
 def left_out(table: Table, width: int | None) -> list[str]:
-    """Return the titles of the columns for which there is no room."""
+    """Return the titles of the columns that `fitted` leaves out."""
     kept, _ = fitted(table, width)
     return [column.title for i, column in enumerate(table.columns) if i not in kept]
 

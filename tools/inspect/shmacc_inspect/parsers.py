@@ -33,7 +33,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def _columns() -> int:
-    """Return the terminal's width as argparse does, but without the module shutil."""
+    """Return the terminal's width, as argparse does, but without importing shutil."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         print(self.format_help(), end="", file=file or sys.stdout)
 
     def error(self, message: str) -> NoReturn:
-        """End with the status of wrong usage."""
+        """Raise the message as a UsageError, which ends the command."""
         raise failures.UsageError(f"{message} (`{self.prog} --help`)")
 
 

@@ -1,4 +1,4 @@
-"""A segment's rates and stragglers, which `watch` and `metrics` add to what `show` shows."""
+"""A segment's rates and stragglers, which `watch` and `metrics` show besides its description."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def idle_since(process: AttachedProcess) -> float:
 def stragglers(seen: Description) -> tuple[AttachedProcess, ...]:
     """List living processes that have not applied in this round, the longest idle first.
 
-    Processes that have never applied follow. Perhaps they never will: a parent may only keep the
-    accumulator open. Processes that only take are left out. Between rounds, when no take waits,
-    there are none.
+    Processes that have never applied come last: perhaps they never will, like a parent that only
+    keeps the accumulator open. Processes that only take are left out. While the round is empty and
+    no take waits, there are no stragglers.
     """
     if not seen.stats.num_accumulated and not any(take.alive for take in seen.queue):
         return ()
@@ -132,15 +132,15 @@ def _rate(old: Stats | None, new: Stats, counter: str, passed: float) -> float |
 class Watch:
     """The watched segments, by name.
 
-    A segment that was asked for by name stays listed when it is gone. Segments found by a glob, or
-    because all are watched, come and go.
+    A segment that was given by its name stays listed when it is gone. Segments that were found by a
+    glob, or because all are watched, are listed only while they exist.
     """
 
     def __init__(self, given: Sequence[str], *, everywhere: bool) -> None:
         """Watch the segments of these names and globs, or all in the scope.
 
         Raises:
-            NotFoundError, InvalidArgumentError: As `naming.select`.
+            NotFoundError, InvalidArgumentError: See `naming.select`.
         """
         self._given = given
         self._everywhere = everywhere

@@ -39,7 +39,7 @@ _HEAD_LINES: Final = 7  # lines of the selected segment without its history and 
 
 
 class Screen:
-    """The selection, the order, and the drawing of the screen."""
+    """Draws the screen, and keeps its selection and order."""
 
     def __init__(self, watch: Watch, interval: float, sort: str) -> None:
         """Show the watched segments, refreshed every `interval`, ordered by `sort`."""
@@ -50,7 +50,7 @@ class Screen:
         self._page = 1
 
     def press(self, key: str) -> bool:
-        """Handle a key; return whether the screen ends."""
+        """Handle a key; return whether it ends the screen."""
         if key in {"q", "Q", live.CLOSED}:
             return True
         if key == "s":
@@ -95,7 +95,7 @@ class Screen:
         return lines + list(_details(courses[place], terminal, room))
 
     def _shown(self) -> list[Course]:
-        """Return the segments in order."""
+        """Return the segments in the order of the screen."""
         key = SORTS[self._sort]
         return sorted(self._watch.courses, key=lambda course: key(course.latest))
 
@@ -205,13 +205,13 @@ def _details(course: Course, terminal: Terminal, room: int) -> Iterator[str]:
     yield from page.lines(Fields(_facts(now, seen, terminal.width or 0)), terminal)
     table = Table.of(_process_columns(now, seen), _in_order(seen, now))
     room -= _HEAD_LINES + bool(now.stalls or now.suspected)
-    # The processes matter more than the history.
+    # Show the history only if enough lines are left for processes, which matter more.
     if room >= len(_LINES) + _LEAST_LINES and not seen.summary.is_arrays:
         room -= len(_LINES)
         for label, rate, say in _LINES:
             yield _history(label, [getattr(each, rate) for each in course.intervals], terminal, say)
     yield ""
-    # Many processes leave room for some events only, few processes for all.
+    # Keep lines for a few events; if there are few processes, the events get the rest, too.
     kept = min(_LEAST_EVENTS, len(seen.events)) + _EVENT_HEAD_LINES if seen.events else 0
     if room - kept < _LEAST_LINES:
         kept = 0

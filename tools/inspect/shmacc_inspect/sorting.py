@@ -1,4 +1,4 @@
-"""What `list` and `watch` can sort by: names forwards, numbers from the largest."""
+"""The sort orders of `list` and `watch`: names ascend, and numbers descend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES: Final = (
 
 
 def urgency(one: Summary | Interval) -> tuple[bool, bool, int]:
-    """Return a sort key: segments that stand still come first, then those that perhaps do."""
+    """Return a sort key: first segments that stand still, then segments that perhaps do."""
     return not one.stalls, one.suspected is None, _STATES.index(one.state)
 
 

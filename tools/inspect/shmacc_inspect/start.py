@@ -1,7 +1,7 @@
-"""The command's entry: what concerns the process as a whole, before anything slow is imported."""
+"""The command's entry: sets up signals, streams and threads before anything slow is imported."""
 
-# Do not import `signal` or `typing`: that takes longer than all else that happens before Ctrl-C
-# is handled.
+# Do not import `signal` or `typing`: each takes longer to import than everything else before the
+# handler of Ctrl-C is set.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
@@ -14,21 +14,21 @@ def _end_at_once(_number: int, _frame: object) -> None:
     os._exit(_INTERRUPTED)
 
 
-# Python sets no handler if SIGINT is ignored, as in a script's background jobs.
+# If SIGINT is ignored, as in a script's background jobs, Python sets no handler.
 _HEEDS_CTRL_C = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _HEEDS_CTRL_C:
-    # Outside `interrupts.raised` there is nothing to clean up, and a traceback out of an import
+    # Outside of `interrupts.raised` there is nothing to clean up, and a traceback from an import
     # helps nobody.
     _signal.signal(_signal.SIGINT, _end_at_once)
 
-# NumPy's linear algebra, which nothing here uses, would start a thread for each core as it is
-# imported: that is a third of the time in which `check` answers.
+# When NumPy is imported, its linear algebra, which nothing here uses, would start a thread for each
+# core: that would be a third of the time that `check` takes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def main() -> int:
     """Run the command line of this process; return its exit status."""
-    # `shmacc-inspect list | head` must end as other tools do: by SIGPIPE.
+    # Like other tools, `shmacc-inspect list | head` must be ended by SIGPIPE.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _fill_closed_streams()
     if hasattr(sys.stdout, "reconfigure"):
@@ -43,10 +43,10 @@ def main() -> int:
 
 
 def _fill_closed_streams() -> None:
-    """Open the descriptors 0 to 2 that were closed (`list >&-`) on /dev/null.
+    """Open /dev/null for each of the descriptors 0 to 2 that is closed (`list >&-`).
 
-    Else the next file that is opened, a segment perhaps, gets such a number, and Python's streams
-    are None. Writing to a closed stdout must fail, so that it is opened for reading only.
+    Otherwise the next opened file, perhaps a segment, would get such a number, and Python's streams
+    would be None. A closed stdout is opened for reading only, since writing to it must fail.
     """
     for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:

@@ -1,4 +1,4 @@
-"""The model, which factorises users' ratings of items (drawn by Zipf's law), and its judge."""
+"""The compared model, which factorises users' ratings of items, and the judge of its loss."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ SIZES: Final = 50_000, 10_000  # users and items
 WIDTH: Final = 32
 BATCH: Final = 2048
 RATE: Final = 0.1
-SQUARES: Final = 0.1  # what Adagrad's sums of squares begin with
+SQUARES: Final = 0.1  # where Adagrad's sums of squares begin
 TARGET: Final = 0.1  # the loss at which training ends
 EVERY: Final = 20  # steps from one judgement to the next
 _JUDGED: Final = 4096  # samples that no worker trains on
@@ -23,7 +23,7 @@ class Pairs(nn.Module):  # type: ignore[misc, unused-ignore]
     """Two tables, and the products of their rows."""
 
     def __init__(self, sizes: Sequence[int], width: int, seed: int = 1) -> None:
-        """Make the model, always the same."""
+        """Make the model; the same seed gives the same model."""
         super().__init__()
         random = torch.Generator().manual_seed(seed)
         self.left, self.right = (nn.Embedding(size, width, sparse=True) for size in sizes)
@@ -37,15 +37,15 @@ class Pairs(nn.Module):  # type: ignore[misc, unused-ignore]
 
 
 class Task:
-    """The model, its data, and its loss."""
+    """The model, its data (users and items are drawn by Zipf's law), and its loss."""
 
     def __init__(self) -> None:
-        """Draw the hidden tables that make the ratings, and that training is to find."""
+        """Draw the hidden tables from which ratings are made, and which training has to find."""
         self._hidden = Pairs(SIZES, 8, seed=7).requires_grad_(requires_grad=False)
         self._shares = [np.cumsum(1 / np.arange(1, size + 1)) for size in SIZES]
 
     def model(self) -> nn.Module:
-        """Return the model that training starts from, always the same."""
+        """Return the model from which training starts; it is always the same."""
         return Pairs(SIZES, WIDTH)
 
     def adagrad(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -77,7 +77,7 @@ class Judge:
         self._task, self._target, self._pipe = task, target, pipe
 
     def satisfied(self, model: torch.nn.Module, step: int) -> bool:
-        """Return whether the model has learnt enough; judge it only once in EVERY steps."""
+        """Return whether the model has learnt enough; judge it only every `EVERY` steps."""
         if step == 0 or step % EVERY:
             return False
         loss = self._task.judge(model)

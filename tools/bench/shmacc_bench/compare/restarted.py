@@ -1,4 +1,4 @@
-"""The chief and workers of a run; one that dies is started again, as a service manager would."""
+"""Starts the chief and workers of a run, and restarts those that die, like a service manager."""
 
 import contextlib
 import ctypes
@@ -19,24 +19,24 @@ _SET_CHILD_SUBREAPER: Final = 36
 
 
 class Restarted:
-    """Chief and workers, and the processes that these have started."""
+    """Chief and workers, and the processes that they have started."""
 
     def __init__(
         self, roles: Iterable[int], play: Callable[..., None], *arguments: object, together: bool
     ) -> None:
         """Start a process for each role; it calls ``play(role, *arguments)``.
 
-        With ``together``, the death of one ends the others too, and all are started again.
+        With ``together``, the death of one process ends the others, and all are started again.
         """
-        # Processes that a killed chief had started, as Ray does, become children of this process,
-        # which can then end them.
+        # If a killed chief had started processes (as Ray does), they become children of this
+        # process, which can then end them.
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
         self._play, self._arguments, self._together = play, arguments, together
         self._restarts = 0
         self._processes = {role: self._started(role) for role in roles}
 
     def start_again(self) -> str | None:
-        """Restart the processes that have ended; return the one that ended too often, if any."""
+        """Restart the processes that have ended; if one ended too often, return which, in words."""
         for role, process in self._processes.items():
             if process.exitcode is None:
                 continue
@@ -51,7 +51,7 @@ class Restarted:
         return None
 
     def kill(self, victim: int) -> None:
-        """Kill the process of a worker or the chief, whichever process has started it."""
+        """Kill the process of the chief or of a worker, even a worker that the chief started."""
         if victim in self._processes:
             pid = self._processes[victim].pid or 0
         else:  # the chief has started the workers: take the one that computed most

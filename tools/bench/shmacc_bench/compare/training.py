@@ -1,4 +1,4 @@
-"""What all ways have in common: a run, which lasts until the judge is satisfied."""
+"""Trains by each way until the judge is satisfied, and makes a table of the results."""
 
 import dataclasses
 import importlib
@@ -42,12 +42,12 @@ class Run:
 
     @property
     def half_way(self) -> float:
-        """The loss half-way between the first judged one and the target."""
+        """The loss half-way between the first judged loss and the target."""
         return (self.losses[0][2] + self.target) / 2
 
     @property
     def began_again(self) -> bool:
-        """Whether the first model that was judged after the death had learnt less than before."""
+        """Whether the first model judged after the death had lost much of what was learnt."""
         after = [loss for moment, _, loss in self.losses if moment > (self.killed or 0)]
         return self.killed is not None and bool(after) and after[0] > self.half_way * 1.1
 
@@ -64,7 +64,7 @@ def compare(ways: Sequence[str], turns: int) -> Table:
 
 
 def _several(name: str, turns: int, victim: int | None) -> str:
-    """Train several times; return a cell: how it went on, and the median of the seconds."""
+    """Train several times; return a cell: what a death led to, and the median seconds."""
     runs: list[Run] = []
     while len(runs) < turns:
         runs.append(train(name, victim=victim))
@@ -77,7 +77,7 @@ def _several(name: str, turns: int, victim: int | None) -> str:
 
 
 def lines(name: str) -> int:
-    """Return how many lines of code a way's functions have, docstrings not counted."""
+    """Return how many lines of code a way's functions have, without docstrings."""
     count = 0
     for one in vars(_way(name)).values():
         if getattr(one, "__module__", "").startswith("shmacc_bench.compare.ways"):
@@ -91,10 +91,10 @@ def _way(name: str) -> Any:
 
 
 def train(name: str, *, victim: int | None = None, target: float = TARGET) -> Run:
-    """Train until the target is reached; kill the victim (`CHIEF`, a rank) half-way.
+    """Train until the target is reached; kill the victim (`CHIEF` or a rank) half-way.
 
-    A process that ends without having been asked to is started again, a few times. The run ends
-    after a minute without a judgement.
+    A process that ends before it is asked to is restarted, a few times. The run also ends after a
+    minute without a judgement.
     """
     way, run = _way(name), Run(target)
     receiving, sending = CONTEXT.Pipe(duplex=False)
@@ -133,7 +133,7 @@ def _follow(run: Run, processes: Restarted, pipe: Connection, victim: int | None
 
 
 def _play(role: int, name: str, shared: Any, target: float, pipe: Connection) -> None:
-    # At the first sparse tensor torch warns that it does not check invariants.
+    # At the first sparse tensor, torch warns that it does not check invariants.
     warnings.filterwarnings("ignore", category=UserWarning, message="Sparse invariant")
     torch.set_num_threads(1)
     way, task = _way(name), Task()

@@ -1,4 +1,4 @@
-"""What is measured, a module for each part: `measure(quick)` yields its tables."""
+"""The parts of the benchmark, a module each: `measure(quick)` yields the part's tables."""
 
 from typing import Final
 

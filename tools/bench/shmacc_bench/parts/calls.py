@@ -20,16 +20,16 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     "NumPy and a lock": ("numpy",),
     "np.add of the same bytes": ("np.add",),
 }
-"""Title: peers, of which the faster one counts."""
+"""By the title of a column: its peers, of which the fastest counts."""
 
 TORCH, LOCAL, SERVER, NUMPY, ADD = COLUMNS
 Goals = dict[str, float]
-"""Column: the highest ratio of shmacc's time to its peers' that meets the goal."""
+"""By column: the goal, which is the highest allowed ratio of shmacc's time to the peers' time."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """An operation on several workloads, which are the rows of a table."""
+    """One table: an operation, measured on several workloads, which are the rows."""
 
     title: str
     operation: str
@@ -92,7 +92,7 @@ _FEWEST: Final = 5
 
 
 def measure(quick: bool) -> Iterator[Table]:
-    """Yield a table for each family; if `quick`, only of workloads that have goals."""
+    """Yield a table for each family; if `quick`, only with workloads that have goals."""
     with ExitStack() as stack:
         processes = Peers(stack)
         for family in FAMILIES:
@@ -102,7 +102,7 @@ def measure(quick: bool) -> Iterator[Table]:
 
 
 def _quick(family: Family) -> Family:
-    """Return the workloads that have goals, without TensorFlow's server: it starts slowly."""
+    """Return the part of a family that has goals, without TensorFlow's server: it starts slowly."""
     workloads = {workload: goals for workload, goals in family.workloads.items() if goals}
     judged = {name for goals in workloads.values() for name in goals} - {SERVER}
     columns = [name for name in family.columns if name in judged]

@@ -29,7 +29,7 @@ _LONG: Final = 120.0
 
 
 def measure(quick: bool) -> Iterator[Table]:
-    """Yield the milliseconds of a step, and the losses that both reach."""
+    """Yield the milliseconds of a step, and the losses that both sides reach."""
     torch.set_num_threads(1)
     blocks = 4 if quick else 12
     table = Table("A torch model", ("", "shmacc.torch", "DDP, gloo", "ratio"))
@@ -79,10 +79,10 @@ def _train(
 
 
 class Digits(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A dense network; if sparse, it begins with the mean of table rows for the pixels' greys."""
+    """A dense network; if sparse, its input is the mean of the table rows of all pixels' greys."""
 
     def __init__(self, kind: str) -> None:
-        """Make the model, always the same."""
+        """Make the model, with the same weights each time."""
         super().__init__()
         torch.manual_seed(3)
         self.table = nn.EmbeddingBag(64 * 17, 64, mode="mean", sparse=True)
@@ -111,7 +111,7 @@ class Rank:
         self.kind, self.rank = kind, rank
 
     def train(self, name: str, meeting: str, world: int, blocks: int, nap: float) -> Any:
-        """Return each block's milliseconds a step and CPU time, and the losses, of both."""
+        """Train by both sides in turns; return milliseconds a step, median CPU times and losses."""
         dist.init_process_group("gloo", meeting, rank=self.rank, world_size=world)
         ddp, model = DistributedDataParallel(Digits(self.kind)), Digits(self.kind)
         optimizer = _optimizer(ddp)

@@ -1,4 +1,4 @@
-"""Tables with a row for each id, beside NumPy, pandas, and arrays in `Parameters`."""
+"""Measures tables with a row for each id, beside NumPy, pandas, and arrays in `Parameters`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -43,7 +43,7 @@ class _Trained:
             return microseconds(lambda: self.params.update(taken))
 
     def fill(self, ids: Ids) -> float:
-        """Update all rows, a part of the ids at a time; return the microseconds of it all."""
+        """Update all rows, a part of the ids at a time; return the microseconds in all."""
         parts = range(0, len(ids), _UPDATED)
         return sum(self.update(ids[first : first + _UPDATED]) for first in parts)
 

@@ -1,8 +1,8 @@
 """Whole rounds with an optimizer's update. As in real batches, ids repeat and are not sorted.
 
-They are timed beside torch code that one would write by hand: each worker copies its gradient into
-shared tensors of its own, the chief makes one sparse tensor of them, coalesces it, and lets
-`torch.optim.Adagrad` update. Every process has one thread, and is a worker of both, in turns.
+They are timed beside torch code as a user would write it: each worker copies its gradient into its
+own shared tensors, the chief makes one sparse tensor of all of them, coalesces it, and lets
+`torch.optim.Adagrad` update. Every process has one thread, and works for both sides in turns.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ ROUNDS: Final = (
     (dataclasses.replace(IDS, table_rows=100_000), 2, 0.25),
     (IDS, 4, 0.25),
 )
-"""A worker's gradient and the table, the number of workers, and the goal: a ratio to torch."""
+"""The workload of each worker, the number of workers, and the goal: the ratio to torch's time."""
 
 
 def measure(quick: bool) -> Iterator[Table]:

@@ -1,4 +1,4 @@
-"""Processes that apply to one accumulator at the same time, and one that waits in a take."""
+"""Measures processes that apply at the same time, and a process that waits in a take."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ from shmacc_bench.workload import DTYPE, Workload, make_gradient
 
 ROWS: Final = (10, 1_000, 10_000, 50_000)
 WIDTH: Final = 64
-LANES: Final = (1, 1, 2)  # of each accumulator
+LANES: Final = (1, 1, 2)  # how many lanes each accumulator has
 PLAIN, OTHER, LANED = range(3)
 ALONE: Final = "1 process"
 TWO_LANES: Final = "2, two lanes"
@@ -25,7 +25,7 @@ VARIANTS: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
     TWO_LANES: ((LANED, 0), (LANED, 1)),
     "2, an accumulator each": ((PLAIN, 0), (OTHER, 0)),
 }
-"""For each variant, its processes: the accumulator of each, and its number there."""
+"""The processes of each variant: the index of an accumulator, and a number for its process."""
 
 GOALS: Final = {1_000: 1.7, 10_000: 1.5}  # least speed-up by a second process, with two lanes
 _GRADIENTS: Final = 4  # each process applies this many in turn, so that none stays in its cache
@@ -34,7 +34,7 @@ _SETTLED: Final = 0.01  # seconds, untimed, after which the taker surely sleeps
 
 
 class Member:
-    """A process with an accumulator of another process; both read the same clock."""
+    """A process that uses another process's accumulator; both read the same clock."""
 
     def __init__(self, accumulator: SparseConditionalAccumulator) -> None:
         self.accumulator: Any = accumulator
@@ -47,7 +47,7 @@ class Member:
         self.gradients = [(one.indices, one.values, None, NEVER_STALE) for one in made]
 
     def clock(self) -> int:
-        """Return the time at which this order was read."""
+        """Return the time now, when this process has read the order."""
         return time.perf_counter_ns()
 
     def apply(self) -> int:

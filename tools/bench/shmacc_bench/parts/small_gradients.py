@@ -1,4 +1,4 @@
-"""Small gradients: of many tensors, and as torch tensors, JAX arrays and lists."""
+"""Measures small gradients: of many tensors, and as torch tensors, JAX arrays and lists."""
 
 import itertools
 import os

@@ -16,10 +16,10 @@ PEERS: Final[Mapping[str, tuple[str, str]]] = {
     "torch-1": ("torch_peers", "OneThreadPeer"), "numpy": ("numpy_peers", "NumpyPeer"),
     "np.add": ("numpy_peers", "AddLimit"),
 }  # fmt: skip
-"""Name: module and class. `np.add` is no accumulator: its time is a lower limit."""
+"""Each peer's module and class. `np.add` is no accumulator: its time is a lower limit."""
 
 Taken = tuple[NDArray[np.int64] | None, NDArray[Any]]
-"""The rows (None: it is dense) and their means, in the caller's own memory."""
+"""The rows (None for a dense gradient) and their means, in the caller's own memory."""
 
 
 def peer_class(name: str) -> type["Peer"]:
@@ -32,8 +32,8 @@ def peer_class(name: str) -> type["Peer"]:
 class Peer(ABC):
     """One way to accumulate gradients. One workload is open at a time.
 
-    `prepare` does the work that a user's program does before its gradient reaches the accumulator:
-    a torch user's gradient is a tensor already. Only `prepare` is not timed.
+    Only `prepare` is not timed. It does what a user's program has done before the gradient reaches
+    the accumulator: a torch user's gradient is a tensor already.
     """
 
     counts_repeats: ClassVar[bool] = False
@@ -50,12 +50,12 @@ class Peer(ABC):
         """Add one gradient."""
 
     def take(self, num_required: int) -> Taken:
-        """Return the mean of what is there, and empty the accumulator."""
+        """Return the mean of the added gradients, and empty the accumulator."""
         raise NotImplementedError(f"nothing to take ({num_required} asked)")
 
     @abstractmethod
     def close(self) -> None:
-        """Release the accumulator, and remove what it left in the system."""
+        """Close the accumulator, and remove its names from the system."""
 
     def prepare(self, gradient: Gradient) -> Any:
         """Return the gradient in the form in which a user of this peer has it."""

@@ -16,7 +16,7 @@ from shmacc_bench.workload import DTYPE, Gradient, Workload
 class NumpyPeer(Peer):
     """A table and a count for each row, all made beforehand.
 
-    `table[rows] += values` where rows are distinct, `np.add.at` where they are not.
+    It adds by `table[rows] += values` if the rows are distinct, else by `np.add.at`.
     """
 
     counts_repeats = True
@@ -52,7 +52,7 @@ class NumpyPeer(Peer):
                 mean = self.table / self.counts
                 self.table[...] = self.counts[...] = 0
                 return None, mean
-            # Comparing saves time: NumPy finds True much faster than it finds numbers other than 0.
+            # Comparing saves time: NumPy finds True much faster than numbers other than 0.
             touched = np.flatnonzero(self.counts != 0)
             mean = self.table[touched] / self.counts[touched, None]
             self.table[touched] = 0
@@ -68,7 +68,7 @@ class NumpyPeer(Peer):
 
 
 class AddLimit(Peer):
-    """`np.add` of as many private bytes: no shared memory, no lock, no indices, nothing to take."""
+    """`np.add` of the same number of bytes: no shared memory, lock or indices, nothing to take."""
 
     has_take = False
 

@@ -1,4 +1,4 @@
-"""shmacc, by its public API, as a user would write it."""
+"""shmacc, through its public API, as a user would call it."""
 
 import os
 from typing import Any
@@ -9,10 +9,10 @@ from shmacc_bench.workload import DTYPE, Gradient, Workload
 
 
 class ShmaccPeer(Peer):
-    """An accumulator under a shared name, applied to with a step that is never stale."""
+    """An accumulator under a shared name; gradients are applied with a step that is never stale."""
 
     def open(self, workload: Workload) -> None:
-        """Create the accumulator under a name of this process."""
+        """Create the accumulator under a name that has this process's pid."""
         dense = workload.kind == "dense"
         kind = shmacc.ConditionalAccumulator if dense else shmacc.SparseConditionalAccumulator
         self.accumulator: Any = kind(

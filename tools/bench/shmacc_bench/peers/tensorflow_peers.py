@@ -6,7 +6,7 @@ from typing import Any
 from shmacc_bench.peers import Peer, Taken
 from shmacc_bench.processes import CONTEXT
 
-# Set this before the import, which would print otherwise.
+# Set these before the import of TensorFlow, which would print messages otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -61,7 +61,7 @@ class LocalPeer(Peer):
         return (None, taken) if self.indices is None else (taken[0], taken[1])
 
     def close(self) -> None:
-        """Close the session; a local one's resources go with it."""
+        """Close the session; this frees the resources of a local session."""
         self.session.close()
 
 
@@ -80,7 +80,7 @@ class ServerPeer(LocalPeer):
         self.target = receiver.recv()
 
     def close(self) -> None:
-        """Close the session, and have the server forget the accumulator."""
+        """Close the session, and let the server forget the accumulator."""
         super().close()
         tf.compat.v1.Session.reset(self.target)
 

@@ -10,9 +10,9 @@ from shmacc_bench.workload import Gradient, Workload
 
 
 class TorchPeer(Peer):
-    """One shared tensor holds the whole table, another a count for each row. torch chooses threads.
+    """One shared tensor holds the whole table, another a count for each row.
 
-    It cannot wait in a take.
+    torch chooses the number of threads. A take cannot wait for gradients.
     """
 
     counts_repeats = True

@@ -1,1 +1,1 @@
-"""One module for each verb: its `run` carries the verb out; `arguments` declares its arguments."""
+"""One module for each verb, whose `run` executes the verb; `arguments` declares the arguments."""

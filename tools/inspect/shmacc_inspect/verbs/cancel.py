@@ -38,14 +38,14 @@ def run(*, names: list[str], yes: bool, everywhere: bool, json: bool) -> None:
 
 
 def _unfit(summary: Summary) -> str:
-    """Return why a segment can have no takes; empty: it can."""
+    """Return why takes on this segment are impossible; empty: they are possible."""
     return f"nobody takes from {naming.in_words(summary)}" if summary.is_arrays else ""
 
 
 def _cancel(summary: Summary, *, yes: bool) -> Cancelling | ShmaccError:
-    """Return the answer or an error, so that other segments' takes are still cancelled."""
+    """Return the answer; return most errors, too, so that the next segments are not skipped."""
     name = summary.name.system_name
-    cancel = inspection.cancel  # import it before Ctrl-C may raise
+    cancel = inspection.cancel  # import it before Ctrl-C can raise
     try:
         seen = inspection.describe(name)
         with interrupts.raised():  # cancelling attaches, and must detach

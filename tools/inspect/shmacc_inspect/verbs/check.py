@@ -59,12 +59,12 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
         page.write_line(f"{segments} checked: {verdict}{notes}{missed}")
     if wrong:
         failures.end(failures.WRONG_OR_FAILED)
-    if unread or not_compared:  # no fault, but not known to be right either
+    if unread or not_compared:  # no fault was found, but there may be one
         failures.end(failures.NOT_READ)
 
 
 def _aside(namespace: str | None, checked: Collection[SegmentName]) -> str:
-    """Say how many segments were not checked: their namespaces look like runs', but are none."""
+    """Say how many segments were not checked: their namespaces look like runs' but are none."""
     if not namespace:
         return ""
     aside = set(inspection.list_names(namespace=f"{namespace}.*")).difference(checked)
@@ -81,7 +81,7 @@ def _elements(answer: Findings, *, quiet: bool) -> Iterator[Cell]:
         word, style = ("note ", "cyan") if is_note else ("WRONG", "bold red")
         problem = formatting.printable(finding.problem)
         yield Cell(f"{word}  {finding.subject}: {problem}", style)
-        # Print the remedy of successive findings that share it once, below the last of them.
+        # If successive findings share a remedy, print it once, below the last of them.
         if after is None or _advice(after) != _advice(finding):
             command = f": {finding.command}" if finding.command else ""
             yield Cell(f"       do: {finding.remedy}{command}")

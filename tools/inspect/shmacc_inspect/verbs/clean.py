@@ -40,10 +40,10 @@ def run(
 def _leftovers(
     given: Iterable[str], older_than: float, *, everywhere: bool, private: bool
 ) -> list[Leftover]:
-    """List the leftovers of these names and globs. A glob without a match is no failure.
+    """List the leftovers of these names and globs. A glob may match nothing.
 
     Raises:
-        NotFoundError: A name was given without wildcards, and nothing has it.
+        NotFoundError: A name without wildcards does not exist.
     """
     namespace = naming.scope(everywhere=everywhere)
     found: dict[str, Leftover] = {}
@@ -64,7 +64,7 @@ def _leftovers(
 def _carried_out(
     removable: list[Leftover], left: list[Leftover], *, yes: bool
 ) -> tuple[Cleaning, int]:
-    """Return the answer, and the number of things in it: a segment with its semaphore is one."""
+    """Return the answer, and how many things it has: a segment and its semaphore are one thing."""
     removed: list[str] = []
     would_remove: list[Leftover] = []
     failed: list[str] = []

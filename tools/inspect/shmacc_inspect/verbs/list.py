@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shmacc.inspection import Summary
     from shmacc_inspect.output import Interval
 
-_MENTIONED: Final = 0.01  # of all shared memory: other files that use more are mentioned
+_MENTIONED: Final = 0.01  # files of other programs are mentioned if they use more of all memory
 STATE_STYLES: Final = {
     "sound": "green", "finished": "cyan", "starting": "cyan", "orphaned": "yellow",
     "damaged": "bold red", "other version": "magenta", "not ours to read": "dim",
@@ -33,7 +33,7 @@ def _dead(summary: Summary) -> Cell:
 
 
 def causes(of: Summary | Interval) -> Cell:
-    """Return why a segment stands still, a word each; with a question mark if suspected."""
+    """Return why a segment stands still: a word for each cause; a suspicion has a question mark."""
     if of.stalls or of.suspected is None:
         return Cell(",".join(stall.kind for stall in of.stalls), "bold red")
     return Cell(f"{of.suspected.kind}?", "yellow")
@@ -122,7 +122,7 @@ def _fullness(space: inspection.Space, removed: int) -> str:
 
 
 def _tell_of_runs(found: list[Summary], scope: str | None) -> None:
-    """Name the runs that no row shows: their processes may have imported nothing yet."""
+    """Name the runs that have no segments yet: their processes may still be importing."""
     shown = {summary.name.namespace for summary in found}
     for run in inspection.list_runs(scope):
         if run.namespace not in shown:

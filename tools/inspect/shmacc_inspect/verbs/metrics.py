@@ -62,7 +62,7 @@ def run(
 
 
 def _watched(names: list[str], *, everywhere: bool) -> Watched:
-    """Return the existing segments, and the runs; with names, only theirs."""
+    """Return the existing segments, and the runs; if names are given, only the segments' runs."""
     segments = naming.select(names, everywhere=everywhere, missing_ok=True)
     runs = inspection.list_runs(None if names else naming.scope(everywhere=everywhere))
     of_segments = {name.namespace for name in segments}
@@ -86,7 +86,7 @@ def _registry(watched: Callable[[], Watched]) -> Any:
         failures.end(failures.WRONG_OR_FAILED)
 
     class SegmentCollector(Collector):
-        """Looks at the segments at each request."""
+        """Reads the segments anew at each request."""
 
         def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
             families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
@@ -102,10 +102,10 @@ def _registry(watched: Callable[[], Watched]) -> Any:
 
 
 def _write(path: Path, text: bytes) -> None:
-    """Write to a file so that a reader sees the old text or the new one, never half of it.
+    """Write to a file so that readers see the whole old text or the whole new text.
 
     A regular file is replaced; a device, a pipe or a terminal is written to. A link to a file is
-    refused: following it would replace a file that somebody else chose.
+    refused: to follow it would replace a file that somebody else chose.
     """
     try:
         mode = path.lstat().st_mode
@@ -118,7 +118,7 @@ def _write(path: Path, text: bytes) -> None:
         raise failures.UsageError(
             f"{path} is a link to {path.readlink()}: name the file itself, which is then replaced"
         )
-    # Do not create the file, and do not make a terminal the controlling one.
+    # Do not create the file. If it is a terminal, do not make it this process's controlling one.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
         file.write(text)
 

@@ -45,7 +45,7 @@ def _planned(summary: Summary, *, force: bool, beside: set[str]) -> tuple[Remova
     refused = bool(obstacle) and not force
     system_name = summary.name.system_name
     files: tuple[str, ...] = ()
-    # The rest of the run, or its next call, misses a part that is removed by force.
+    # Do not offer --force for a run's segment: the rest of the run, or its next call, needs it.
     forcible = all(run.namespace != summary.name.namespace for run in inspection.list_runs())
     try:
         files = inspection.remove(system_name, force=force or refused, rehearse=True, beside=beside)

@@ -1,4 +1,4 @@
-"""`show`: segments in full."""
+"""`show`: describe segments in full."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHORTEST_PAUSE: Final = 0.005  # seconds
 _LONGEST_PAUSE: Final = 0.1
 _SLOWER: Final = 1.2
-_UNREADABLE: Final = -1  # in place of a token
+_UNREADABLE: Final = -1  # returned in place of a token
 
 
 def run(
@@ -58,7 +58,7 @@ def _unfit(summary: Summary, *, condition: Condition) -> str:
 
 
 def _wait(waits: list[Callable[[], bool]], deadline: float | None) -> int:
-    """Return how many conditions of `waits` do not hold at the deadline."""
+    """Wait until all conditions hold; return how many of them do not hold at the deadline."""
     pause = _SHORTEST_PAUSE
     while waits := [reached for reached in waits if not reached()]:
         left = _LONGEST_PAUSE if deadline is None else deadline - time.monotonic()

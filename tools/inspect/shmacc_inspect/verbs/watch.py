@@ -29,7 +29,7 @@ def run(
 ) -> None:
     """Run the verb."""
     watched = progress.Watch(names, everywhere=everywhere)
-    signal.signal(signal.SIGTERM, interrupts.end)  # so that the terminal is left in order
+    signal.signal(signal.SIGTERM, interrupts.end)  # so that the terminal is restored
     if page.is_terminal() and not json:
         from shmacc_inspect.screen import Screen
 
@@ -59,9 +59,9 @@ def _print(
 
 
 def _rested(began: float) -> float:
-    """Return when the next look may begin, after one that began at `began` and ends now.
+    """Return when the next look may begin, after a look that began at `began` and ends now.
 
-    A look at very many segments takes long: looking may take at most 40 % of a core.
+    A look at very many segments takes long, and looks may use at most 40 % of a core.
     """
     ended = time.monotonic()
     return ended + _REST * (ended - began)

@@ -12,11 +12,11 @@ from shmacc_bench.compare.model import EVERY, Judge, Task
 
 TITLE = "DistributedDataParallel over gloo"
 TOGETHER = True
-World = tuple[str, int]  # where the ranks find each other, and how many they are
+World = tuple[str, int]  # the address at which the ranks meet, and their number
 
 
 def ranks(workers: int) -> range:
-    """Return the ranks beside the first one, which also judges."""
+    """Return all ranks except the first, which is the chief and also judges."""
     return range(1, workers)
 
 

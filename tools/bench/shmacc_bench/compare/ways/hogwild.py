@@ -1,4 +1,4 @@
-"""torch's Hogwild: model and optimizer in shared memory; all update them without a lock."""
+"""torch's Hogwild: model and optimizer in shared memory; all workers update them, with no lock."""
 
 import time
 from typing import Any

@@ -1,4 +1,4 @@
-"""A Ray actor has the model, tasks send gradients: Ray's example of a parameter server."""
+"""A Ray actor has the model, others send gradients, as in Ray's example of a parameter server."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ TOGETHER = False
 
 
 def ranks(workers: int) -> range:  # noqa: ARG001
-    """Return none: the workers are Ray's processes."""
+    """Return no ranks: Ray starts the workers' processes."""
     return range(0)
 
 
 def share(task: Task, workers: int) -> None:
-    """Return nothing: there is nothing to be shared."""
+    """Return None: nothing has to be shared."""
 
 
 def lead(shared: None, task: Task, workers: int, judge: Judge) -> None:  # noqa: ARG001

@@ -12,7 +12,7 @@ __all__ = ["TITLE", "TOGETHER", "lead", "ranks", "share", "work"]
 
 
 def lead(name: str, task: Task, workers: int, judge: Judge) -> None:
-    """Run rounds; the end of the block makes the update."""
+    """Run rounds; the end of each `with` block makes the update."""
     model, adagrad = task.model(), optim.Adagrad(RATE, SQUARES)
     with AsyncReplicas(
         model, name, total_num_replicas=workers, optimizer=adagrad, capacity=workers

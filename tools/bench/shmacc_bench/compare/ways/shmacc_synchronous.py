@@ -11,13 +11,13 @@ TOGETHER = False
 ranks = range
 
 
-def share(task: Task, workers: int) -> str:  # noqa: ARG001  as all ways have it
+def share(task: Task, workers: int) -> str:  # noqa: ARG001  all ways have this argument
     """Return the name by which the processes find each other."""
     return f"compare-{os.getpid()}"
 
 
 def lead(name: str, task: Task, workers: int, judge: Judge) -> None:
-    """Run rounds; the end of the block makes the update."""
+    """Run rounds; the end of each `with` block makes the update."""
     model, adagrad = task.model(), optim.Adagrad(RATE, SQUARES)
     with SyncReplicas(model, name, total_num_replicas=workers, optimizer=adagrad) as replicas:
         while not judge.satisfied(model, replicas.global_step):
