@@ -9,7 +9,7 @@ from shmacc import errors
 
 SIZE: Final = 16 * MIB
 PAGE: Final = 4096
-FILLER: Final = "/dev/shm/filler"  # noqa: S108  the very place that is to be full
+FILLER: Final = "/dev/shm/filler"  # noqa: S108  the place to fill
 
 
 def free_bytes() -> int:

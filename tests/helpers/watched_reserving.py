@@ -68,7 +68,7 @@ def watched(
     Args:
         function: As for `Apart`.
         args: The function's arguments.
-        decide: Returns the error for a call; 0: let it happen. Calls that free memory always do.
+        decide: Returns the errno of a call; 0: it is made. Calls that free memory are always made.
     """
     with Apart(_run, function, args) as process:
         listener = process.hear_descriptor()
