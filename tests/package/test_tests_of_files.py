@@ -1,4 +1,4 @@
-"""The map in tests/README.md leads from each file of the library to its tests, and to all tests."""
+"""The table in tests/README.md names the tests of each file of the library, and every test."""
 
 import fnmatch
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_each_file_has_a_row_and_each_pattern_a_file() -> None:
     assert not {pattern for pattern in patterns if not fnmatch.filter(names, pattern)}
 
 
-def test_no_test_is_missing() -> None:
+def test_every_test_file_is_in_a_row() -> None:
     named = {test for _, tests in tests_of.rows() for test in tests}
     assert not set(TESTS.rglob("test_*.py")) - named - OTHERS
 
