@@ -2,7 +2,7 @@
 
 Every entry has one writer at a time and is written by a single store, so a kill leaves the old or
 the new value. A chief notes a round in the round's block, before the round is consumed. If the
-chief is killed or gives the round up, the next take has the same gradients, and notes them again.
+chief is killed or gives the round up, the next take has all its gradients, and notes them again.
 
 `audit` compares the books with the counters that the library keeps.
 """
@@ -91,9 +91,9 @@ class Count(StrEnum):
     LOST = "lost"  # accepted gradients that no take had
     DOUBLED = "doubled"  # gradients that were taken more than once
     REPEATED = "repeated"  # contributors that were in a round twice
-    MISPLACED = "misplaced"  # gradients in an impossible round, or in a round that refused them
-    UPDATED_TWICE = "updated twice"  # rounds that changed the parameters twice, or were skipped
-    NOT_UPDATED = "not updated"  # rounds that did not change the parameters
+    MISPLACED = "misplaced"  # gradients in an impossible round, and refused gradients in a round
+    UPDATED_TWICE = "updated twice"  # rounds that changed parameters twice, or although skipped
+    NOT_UPDATED = "not updated"  # rounds that neither changed the parameters nor were skipped
     MISCOUNTED = "miscounted"  # counters of the library that disagree with the books
     MISTOLD = "mistold"  # takes reported wrong numbers of deaths or failures, or other reasons
 

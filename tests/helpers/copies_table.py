@@ -1,4 +1,4 @@
-"""A `multihost_table` whose hosts have copies of parameters: here, only records of changes."""
+"""A `multihost_table` whose hosts have copies of parameters; a copy only records its changes."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class ModelledGroup:
         self.agree()
 
     def agree(self) -> None:
-        """Compare everything that can be read without changing it."""
+        """Compare everything that can be read from the group without a change to the group."""
         assert self.group.num_accumulated() == self.sums.count
         assert self.group.global_step == self.step
         assert self.group.contributors().tolist() == sorted(self.sums.contributors)

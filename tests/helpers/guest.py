@@ -252,8 +252,8 @@ class Guests:
 
         Args:
             functions: Their source text, which every process of the program executes.
-            main: Source texts that only the main process executes, in order; by default it starts
-                `lead` and `work`.
+            main: Source texts for the program's main block, in order; by default this block
+                starts `lead` and `work`.
             way: A start method, or "command" for `shmacc-run`.
             launcher: Turns the program's command into the command that is started.
             flags: The interpreter's options.

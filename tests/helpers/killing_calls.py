@@ -25,7 +25,7 @@ _ONE_IN: Final = 1 if EVERY_INSTANT else 32
 
 
 def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
-    """Leave in shared memory, stop by stop, what a death there leaves; at some, really kill.
+    """At each stop, leave in shared memory what a death there leaves; at some stops, really kill.
 
     The last kill is after the last stop.
 

@@ -72,7 +72,7 @@ def lay_out(*_: Any) -> tuple[shmacc.Parameters, shmacc.AccumulatorGroup]:
 
 
 def update(begun: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
-    """Update if the round is still there; assert that all of the update is in, or nothing."""
+    """Update if the round is not consumed yet; check that the update is in wholly or not at all."""
     params, group = begun
     try:
         if group.num_accumulated():

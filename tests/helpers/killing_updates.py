@@ -203,7 +203,7 @@ def _states(scene: UpdateScene) -> Known:
 
 
 def testify(scene: UpdateScene, known: Known) -> bool:
-    """Act as the next chief: check that all of the update is in, or nothing; remove both names.
+    """Act as the next chief: check that the update is in wholly or not at all; remove both names.
 
     Returns:
         Whether the update was there.

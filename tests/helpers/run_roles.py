@@ -35,7 +35,7 @@ def note(rank: int, folder: str, text: str) -> None:
 
 
 def collected(folder: str) -> dict[str, str]:
-    """Wait until each worker has noted a text in a file named by its rank; return the texts."""
+    """Wait for all workers' notes; return them by rank. A file gets its name when complete."""
     while len(found := sorted(Path(folder).glob("[0-9]"))) < WORKERS:
         time.sleep(0.01)
     return {path.name: path.read_text() for path in found}

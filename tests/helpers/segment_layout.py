@@ -225,7 +225,7 @@ _MEMBER_BYTES: Final = 2 * ctypes.sizeof(MemberState)
 
 @dataclass(frozen=True)
 class Table:
-    """The offsets of one lane's part of one member, in a segment of `members` and `lanes`.
+    """The offsets of one member in one lane, in a segment with `members` members and `lanes` lanes.
 
     The member after the last one is the set of contributors.
     """

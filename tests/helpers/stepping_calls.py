@@ -107,7 +107,7 @@ class Calling(Traced):
         return int.from_bytes(kind, sys.byteorder) == fcntl.F_UNLCK
 
     def fail(self, code: int) -> None:
-        """Let the call before which the child is stopped fail with this errno, without effect."""
+        """Let the call before which the child is stopped fail with this errno; it is not made."""
         ptrace(_POKEUSER, self.pid, -1, _NUMBER)
         self._go(SYSCALL)
         assert self.stopped_by == _AT_A_CALL
@@ -138,7 +138,7 @@ needs_failures = pytest.mark.skipif(
     reason=f"knows the registers of {_MACHINE} only, or: {_cannot_stop()}",
 )
 
-# Errors that tmpfs and other parts of the kernel may return; EINTR where they can be interrupted.
+# Errors that tmpfs and other parts of the kernel may return, with EINTR for interruptible calls.
 # Closing a file never fails, nor does fstat. brk reports failure not by an error number, but by a
 # result that is too small: glibc takes any other result for memory.
 _ANY_PATH: Final = (errno.ENOMEM,)

@@ -120,7 +120,7 @@ class Traced:
         self.kill()
 
     def _go(self, request: int, number: int = 0) -> None:
-        # At a system call, the child's stop is no signal but SIGTRAP with one more bit.
+        # A stop at a system call shows SIGTRAP with one more bit: that is no signal to deliver.
         ptrace(request, self.pid, 0 if number & 0x7F == signal.SIGTRAP else number)
         self._wait()
 

@@ -30,7 +30,7 @@ Images = dict[str, Image]  # by shared name
 # is current.
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
 # If only rows, slots, index entries or undo records had changed, a look is judged only if the next
-# look is at a changed record, or if it is every n-th.
+# look is at a changed record, or if its number is a multiple of this.
 _ONE_IN: Final = 64
 
 

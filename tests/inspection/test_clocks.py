@@ -161,7 +161,7 @@ def test_events_are_shown_once_when_the_wall_clock_is_set(clock: str, crew: Crew
     assert python(_TWO_LOOKS, under(clock, 0)) == [0, 0]
 
 
-def test_a_dead_processs_last_take_is_not_before_its_attach(crew: Crew) -> None:
+def test_a_dead_process_did_not_take_before_it_attached(crew: Crew) -> None:
     """Takes are timed by a coarse clock, in units of 67 ms."""
     with shmacc.attach(job.NAME) as acc:
         for _ in range(3):

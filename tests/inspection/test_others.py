@@ -39,7 +39,7 @@ def test_unreadable_segments_make_a_verb_fail(asked: tuple[str, ...]) -> None:
     assert "could not be read" not in as_root.stderr
 
 
-def test_a_fault_decides_the_status_before_unreadable_segments() -> None:
+def test_a_fault_decides_the_exit_status_even_if_segments_are_unreadable() -> None:
     with ConditionalAccumulator("f4", [2], "own"):
         assert run("check", "own", weak=True).returncode == 0
         assert run("check", weak=True).returncode == NOT_READ

@@ -200,8 +200,8 @@ def test_check_says_start_again_exactly_if_the_job_can_go_on(plan: str) -> None:
             _update_again()
 
 
-def test_the_remedy_after_a_failure_is_the_same() -> None:
-    """A chief fails in its round; before that, the steps did not fit."""
+def test_the_remedy_after_a_failed_round_is_to_load_or_begin_anew() -> None:
+    """It is the remedy for steps that do not fit, although a chief has failed, too."""
     with Parameters.attach(PARAMS) as params:
         params.restore({**params.state(), "step": np.array(7)})
 

@@ -369,7 +369,7 @@ def test_nothing_of_a_living_run_is_removed(start: Callable[..., Started], names
     assert testing.leaked_names(namespace) == before
 
 
-def test_a_dead_run_is_removed_only_entirely(start: Callable[..., Started], namespace: str) -> None:
+def test_a_dead_run_is_not_removed_in_parts(start: Callable[..., Started], namespace: str) -> None:
     start().kill()
     before = testing.leaked_names(namespace)
     for arguments in (

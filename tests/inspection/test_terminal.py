@@ -53,7 +53,7 @@ def quit_of(terminal: inspect_tool.Terminal) -> None:
 
 
 @pytest.mark.usefixtures("embeddings", "bias")
-def test_a_table_fits_the_terminal() -> None:
+def test_list_leaves_out_columns_that_do_not_fit() -> None:
     with (
         inspect_tool.Terminal("list", columns=60) as narrow,
         inspect_tool.Terminal("list", columns=170) as wide,
@@ -72,7 +72,7 @@ def test_a_table_fits_the_terminal() -> None:
 
 
 @pytest.mark.usefixtures("embeddings")
-def test_no_color_dumb_terminals_and_pipes_get_no_colour() -> None:
+def test_no_color_a_dumb_terminal_and_a_pipe_turn_off_colour() -> None:
     with (
         inspect_tool.Terminal("show", "embeddings", NO_COLOR="1") as plain,
         inspect_tool.Terminal("list", TERM="dumb") as dumb,

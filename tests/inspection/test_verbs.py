@@ -105,7 +105,7 @@ def test_show_prints_all_facts(embeddings: SparseConditionalAccumulator, crew: C
         assert part in text
 
 
-def test_show_of_a_dense_accumulator_has_no_rows(bias: ConditionalAccumulator) -> None:
+def test_show_refuses_rows_of_a_dense_accumulator(bias: ConditionalAccumulator) -> None:
     bias.apply_grad([1, 2, 2])
     assert ask("show", "bias", "--values")["values"]["norm"] == 3.0
     refused = run("show", "bias", "--rows", "3")

@@ -157,7 +157,7 @@ def test_a_releases_readme_has_no_link_into_the_repository(tmp_path: Path) -> No
     ]
 
 
-def test_a_release_has_urls() -> None:
+def test_a_releases_pyproject_has_urls() -> None:
     # Remove the URLs that a published source distribution already has.
     settings = re.sub(r"\[project\.urls\]\n.*?\n\n", "", SETTINGS, flags=re.DOTALL)
     published = tomllib.loads(published_links.with_urls(settings, "https://forge.example/a", "v1"))

@@ -189,7 +189,7 @@ def test_methods_have_the_documented_signatures_and_docstrings(kind: type) -> No
         assert inspect.getdoc(getattr(kind, name)), name
 
 
-def test_a_call_that_does_not_fit_is_a_type_error() -> None:
+def test_a_call_with_wrong_parameters_is_a_type_error() -> None:
     with shmacc.SparseConditionalAccumulator(np.float32) as made:
         acc: Any = made
         calls: list[Callable[..., Any]] = [
@@ -210,7 +210,7 @@ def test_indexed_slices_have_fields_and_can_be_pickled() -> None:
     assert again.dense_shape == [3, 1]
 
 
-def test_results_are_named_and_frozen() -> None:
+def test_results_have_named_fields_and_are_frozen() -> None:
     with shmacc.SparseConditionalAccumulator(np.float32) as acc:
         acc.apply_grad([3], [[1.0]])
         assert acc.take_grad(1)._fields == ("indices", "values", "shape")

@@ -12,7 +12,7 @@ TESTS: Final = tests_of.ROOT / "tests"
 OTHERS: Final = {TESTS / "hazards" / "test_documented_hazards.py", *TESTS.glob("tools/test_*.py")}
 
 
-def test_each_file_has_a_row_and_each_pattern_a_file() -> None:
+def test_each_library_file_has_a_row_and_each_pattern_matches_a_file() -> None:
     files = [
         path for path in LIBRARY.rglob("*.*") if path.suffix in {".py", ".pyi", ".hpp", ".cpp"}
     ]
