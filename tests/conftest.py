@@ -75,7 +75,7 @@ def watch() -> Iterator[Callable[[str, float], None]]:
 @pytest.fixture(autouse=True)
 def namespace(request: pytest.FixtureRequest, watch: Callable[[str, float], None]) -> Iterator[str]:
     """Run the test in a namespace of its own, which it must leave empty."""
-    # In these folders, processes wait for others that import torch, JAX or Ray first.
+    # In these folders, waits last longer: other processes import torch, JAX or Ray first.
     usual = LONG if request.path.parent.name in {"other_packages", "on_ray"} else LONG / 3
     patience = request.node.get_closest_marker("patience")
     with testing.isolated_namespace() as own:

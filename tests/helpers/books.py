@@ -2,7 +2,7 @@
 
 Every entry has one writer at a time and is written by a single store, so a kill leaves the old or
 the new value. A chief notes a round in the round's block, before the round is consumed. If the
-chief is killed or gives the round up, the next take has all its gradients, and notes them again.
+chief is killed or gives the round up, the next take has the round's gradients, and notes them.
 
 `audit` compares the books with the counters that the library keeps.
 """
@@ -111,7 +111,6 @@ class Findings:
 
     @property
     def faults(self) -> int:
-        """The number of all faults."""
         return sum(self.counts[fault] for fault in FAULTS)
 
 
@@ -152,7 +151,7 @@ class Books:
         self._doing = _shared(processes, np.uint8)
         self._began = _shared(processes, np.float64)
         # Counts of the campaign:
-        self.loads = _shared(1, np.int64)  # each load adds 1 when due, 1 when done; odd: one is due
+        self.loads = _shared(1, np.int64)  # a load adds 1 when due and 1 when done; odd: one is due
         self._stop = _shared(1, np.uint8)
         # Numbers of killed processes, in this order: takers that may not have noted what they took;
         # workers that had applied; workers that may have applied; workers that were failing; takers
@@ -160,7 +159,6 @@ class Books:
         self.risked = self.surely_gone = self.perhaps_gone = self.failing = self.unheard = 0
 
     def add(self, process: int, what: Count, number: int = 1) -> None:
-        """Add to a counter."""
         self._counts[what][process] += number
 
     def sum(self, what: Count) -> int:
@@ -243,7 +241,7 @@ def audit(books: Books, stats: Stats) -> Findings:
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
     unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)
 
-    # Only takes advance the step, so each step below the present one was closed by one take.
+    # Only takes advance the step, so each step below the present step was ended by one take.
     logged = books.logged[: stats.global_step].astype(np.int64)
     died = np.flatnonzero(logged == 0)
 
@@ -252,7 +250,7 @@ def audit(books: Books, stats: Stats) -> Findings:
     first = np.searchsorted(died, since[missing])
     may_have_died = first < len(died)
     may_have_died[may_have_died] = died[first[may_have_died]] <= until[missing[may_have_died]]
-    # Gradients of a round that was not consumed must be in the take that closed the step.
+    # Gradients of a round that was not consumed must be in the take that ended the step.
     members = np.bincount(step[seen], minlength=stats.global_step)
     noted = np.where(logged > 0, logged - 1, members[: stats.global_step])
     gone = np.maximum(members[: stats.global_step] - noted, 0)

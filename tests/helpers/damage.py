@@ -61,7 +61,7 @@ class Transplant:
 
 @dataclass(frozen=True)
 class SetField:
-    """Sets a field of a record (`relative`: adds to it). `checksum`: then corrects the checksum.
+    """Sets a field of a record; adds to it if `relative`; then corrects the checksum if `checksum`.
 
     `number` is the record's index; None: of a record with two copies, the committed one.
     """

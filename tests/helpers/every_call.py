@@ -44,7 +44,7 @@ class Scenario:
     """A segment to be damaged, and how it is used.
 
     Attributes:
-        kind: "sparse", "dense" or "group" (of one of each).
+        kind: "sparse", "dense" or "group" (with one member of each kind).
         dtype: The dtype of the accumulator, or of both members.
         shape: The shape of a row, or of the dense array.
         applies: How many gradients the segment holds.
@@ -145,7 +145,6 @@ def _serve(address_space: int, *, pipe: Pipe) -> None:
 
 
 def make(scenario: Scenario, name: str) -> Any:
-    """Make the scenario's segment."""
     acc = _construct(scenario, name)
     if scenario.taken:
         _apply(acc, scenario, range(40))

@@ -13,7 +13,6 @@ FILLER: Final = "/dev/shm/filler"  # noqa: S108  the place to fill
 
 
 def free_bytes() -> int:
-    """Return how many bytes are free in /dev/shm."""
     space = os.statvfs("/dev/shm")  # noqa: S108
     return space.f_bavail * space.f_frsize
 

@@ -7,8 +7,8 @@ from helpers.elements import Element
 from helpers.numpy_model import Array, Shape
 from hypothesis import strategies as st
 
-# "small" reveals wrong sums; "mixed" (magnitudes), a wrong order of addition; "special", kernels
-# that mistreat infinities and NaN; "extreme", integers that do not wrap as they must.
+# Small numbers reveal wrong sums. Mixed magnitudes reveal a wrong order of addition. Special values
+# (such as NaN) must get no special treatment by a kernel. Extreme integers wrap.
 KINDS: Final = ("small", "mixed", "special", "extreme")
 
 

@@ -232,7 +232,7 @@ def _lives(pid: int) -> bool:
 
 
 class Guests:
-    """Starts programs for a test; the fixture `guest` makes it."""
+    """Starts programs for a test, as the fixture `guest`."""
 
     def __init__(self, folder: Path, namespace: str) -> None:
         self.folder, self._namespace = folder, namespace

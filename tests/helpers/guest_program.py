@@ -44,7 +44,7 @@ def _kept_open(path: Path, flags: int) -> int:
 _TOLD: Final = _kept_open(_FOLDER / "told", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 _EVENTS: Final = _kept_open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY)
 _GET_CHILD_SUBREAPER: Final = 37
-_SIGNALS_OF_LIBC: Final = 3 << 31  # libc catches these once there is a thread
+_SIGNALS_OF_LIBC: Final = 3 << 31  # libc catches signals 32 and 33 once there is a thread
 _SERVERS: Final = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - no temporary file
 _OTHERS: Final = ("own", "asyncio")  # threads that the program has started itself

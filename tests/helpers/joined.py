@@ -24,7 +24,7 @@ def join(plan: Plan, parts: Mapping[int, Columns], opened: Opened) -> shmacc.Gro
 
 
 def taken_of(group: HostGroup, reduced: Columns, share: Share) -> shmacc.GroupTaken:
-    """Return what the only shard has reduced as a round; `group` has the members."""
+    """Return, as a round, what the only shard has reduced; `group` has the members."""
     plan, names = Plan(group.members, 1), list(group.members)
     counts = {names[number]: (n, weight) for number, n, weight, _ in reduced.rows.parts.tolist()}
     batch = Batch(share.count, share.weight, members=counts, shards=frozenset({0}))

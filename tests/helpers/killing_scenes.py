@@ -102,7 +102,7 @@ class Scene:
         return Testimony(counters, state, round_at_stake, next_round)
 
     def act(self, mark: Mark) -> None:
-        """Be the process that dies: perform the operation between two marks."""
+        """Act as the process that dies: perform the operation between two marks."""
         acc: Any = shmacc.attach(NAME)
         begun = self.begin(acc)
         mark()
@@ -121,7 +121,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class GroupScene(Scene):
-    """A scene with a group of two sparse members and a dense one; ``width`` is that of "rows".
+    """A scene with a group: two sparse members and a dense one. ``width`` is the width of "rows".
 
     Attributes:
         lanes: How many lanes the group has.

@@ -101,7 +101,7 @@ def run_commands(
 ) -> None:
     """Run the commands of a block in a folder and a virtual environment.
 
-    Check that they print what the block shows; `compared` first reduces both texts.
+    Check that they print what the block shows, after `compared` has simplified both texts.
     """
     path = f"{environment / 'bin'}:{os.environ['PATH']}"
     for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):

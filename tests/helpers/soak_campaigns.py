@@ -134,7 +134,6 @@ class RandomKills:
                 self.kill(slot)
 
     def start(self, slot: int) -> None:
-        """Start the slot's process."""
         self._processes[slot] = Apart(self._jobs[slot])
 
     def kill(self, slot: int) -> bool:

@@ -53,7 +53,6 @@ class Gradients:
         return 1 + places % _WEIGHTS if self.weighted else np.ones_like(places)
 
     def weights(self, numbers: Numbers) -> Numbers:
-        """Return the weights of these gradients."""
         return self.place_weights(self.place(numbers))
 
     def touches(self, numbers: Numbers) -> Truths:
@@ -207,8 +206,8 @@ class Plan:
     title: str
     members: dict[str, Member]  # by name; a single accumulator has one, named ""
     gradients: Gradients
-    # True: all takes are rounds and are noted in their blocks, so the books have every take. False:
-    # a take is noted when it is over, if its taker still lives.
+    # Whether all takes are rounds, noted in their blocks, so that the books have every take. If
+    # not, a take is noted when it is over, if its taker still lives.
     chief: bool = False
     lanes: int = 1
     capacity: int | None = None
@@ -218,7 +217,6 @@ class Plan:
         return "" in self.members
 
     def create(self, shared_name: str) -> Any:
-        """Make the accumulator."""
         specs = {name: member.spec for name, member in self.members.items()}
         if not self._is_single:
             return shmacc.AccumulatorGroup(

@@ -85,7 +85,7 @@ def soon(measure: Callable[[], float], bound: float = SOON) -> None:
 def slept() -> float:
     """Return the seconds that this thread has slept, plus a constant: subtract two results.
 
-    Time on a core, and time waiting for one, is left out: it depends on the machine's load.
+    Time on a core, and time spent waiting for a core, is left out: it depends on the load.
     """
     try:
         on_core, for_core, _ = Path("/proc/thread-self/schedstat").read_text("ascii").split()
@@ -125,7 +125,6 @@ def _stands_still(pid: int) -> bool:
 
 
 def path_of(name: str) -> Path:
-    """Return the path of a segment's file."""
     return Path(names.segment_name(name).path)
 
 

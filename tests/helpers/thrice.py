@@ -2,7 +2,7 @@
 
 The undisturbed run must give the program's result, whatever the killed run has left. A worker's
 exception must end the program before its waits time out. An exception before the worker's first
-gradient must only be printed by then; Ctrl-C then ends the program. No segments may be left.
+gradient must be printed in this time, too; Ctrl-C then ends the program. No segments may be left.
 """
 
 import contextlib

@@ -170,7 +170,7 @@ def test_the_most_often_late_contributors_are_kept(acc: ConditionalAccumulator, 
 
 
 def test_the_largest_age_of_gradients_without_a_step_is_shown(acc: ConditionalAccumulator) -> None:
-    """It is the number of updates since the process's previous gradient."""
+    """This age is the number of updates since the process's previous gradient."""
 
     def apply(local_step: int) -> None:
         acc.apply_grad(np.ones(2, np.float32), local_step=local_step)

@@ -284,7 +284,7 @@ def test_bash_completes_names_with_a_colon(tmp_path: Path, namespace: str) -> No
 @pytest.mark.usefixtures("embeddings")
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
 def test_fish_completes(namespace: str, tmp_path: Path) -> None:
-    """The test runs fish itself. A description follows a tab."""
+    """The test runs fish itself. In its answers, a tab separates a word from its description."""
     (tmp_path / "shmacc.prom").touch()
     for line, completed in (
         ("sho", [f"show\t{VERBS['show']}"]),

@@ -1,6 +1,6 @@
 """The programs of README, pages and examples run as a reader would paste them.
 
-The files, links and commands that pages name exist.
+All files, links and commands that pages mention exist.
 """
 
 import re

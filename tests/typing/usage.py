@@ -77,7 +77,6 @@ def opening() -> None:
 
 
 def arrays() -> None:
-    """Check shared arrays."""
     with SharedArrays({"w": np.zeros(3)}, "name", mode=0o660, if_exists="error") as params:
         assert_type(params, SharedArrays)
         assert_type(params["w"], npt.NDArray[Any])
@@ -87,7 +86,6 @@ def arrays() -> None:
 
 
 def updates(group: AccumulatorGroup, single: SparseConditionalAccumulator) -> None:
-    """Check parameters, their optimizers, and updates."""
     optimizer = optim.Adagrad(0.1, rowwise=True)
     with Parameters({"w": np.zeros(3)}, "name", optimizer={"w": optimizer}) as params:
         assert_type(params, Parameters)
