@@ -3,7 +3,7 @@
 A killed process leaves a segment with exactly the bytes that the file has at that instant, and with
 no record lock. So a copy of the file, taken between two instructions of the process, is what its
 death would leave, and can be judged without a kill. (The semaphore is not in the file; the copy
-gets a new semaphore. Its value is only a hint, and other tests kill processes with real ones.)
+gets a new semaphore. Its value is only a hint, and other tests have real kills and real values.)
 """
 
 import ctypes

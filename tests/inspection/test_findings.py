@@ -206,7 +206,7 @@ def test_a_later_operations_undo_log_is_no_damage(monkeypatch: pytest.MonkeyPatc
 
         monkeypatch.setattr(_contents, "_committed_places", read)
         acc.apply_grad([0], np.ones((1, 2), np.float32))
-        for times, calm in ((1, True), (2, True), (8, False)):  # the last time it never fits
+        for times, calm in ((1, True), (2, True), (8, False)):  # after 8 times, no log fits
             misfits[:] = range(times)
             rows, still = inspection.most_touched("busy", 100)
             assert (len(rows), still) == (acc.num_accumulated(), calm)
@@ -308,7 +308,7 @@ def test_another_threads_operation_is_not_taken_for_a_death() -> None:
         worker = threading.Thread(target=work)
         worker.start()
         try:
-            for _ in range(100):  # as `check` does, without the rows
+            for _ in range(100):  # look as `check` does, but not at rows
                 looks = _soundness._look(name.system_name, inspection.Look())
                 assert list(_soundness._lock(name, looks)) == []
         finally:

@@ -73,7 +73,7 @@ def _update_as(uid: int) -> None:
 
 
 def test_unreadable_parameters_are_not_said_to_be_removed(crew: Crew) -> None:
-    """The remedy for removed parameters would cost the round."""
+    """The remedy for removed parameters would throw the round away."""
     crew.start(_update_as, NOBODY).result()
     kinds = [each["kind"] for each in ask("check", "acc", weak=True, status=1)["findings"]]
     assert "orphaned" in kinds
