@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# Before these modules are imported, so that their failed assertions show values, too.
+# Must come before these modules are imported: then their failed assertions show values.
 pytest.register_assert_rewrite(
     "helpers.support", "helpers.pages", "helpers.thrice", "other_packages.torch_training"
 )
@@ -22,21 +22,21 @@ from shmacc import ConditionalAccumulator, testing  # noqa: E402 - see above
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end children, and know how they end, whatever a launcher ignores."""
+    """Undo a launcher's ignored signals: tests need Ctrl-C and the exit status of children."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all present objects from garbage collection, which is then ten times faster."""
+    """Make garbage collections ten times faster: they skip all objects that exist now."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[Any]) -> None:
-    """Give each traceback entry a line: without one, pytest fails, and its worker ends.
+    """Give each traceback entry a line number: without one, pytest fails, and its worker ends.
 
     A test's timeout is raised at any instruction, and some instructions belong to no line.
     """
@@ -75,7 +75,7 @@ def watch() -> Iterator[Callable[[str, float], None]]:
 @pytest.fixture(autouse=True)
 def namespace(request: pytest.FixtureRequest, watch: Callable[[str, float], None]) -> Iterator[str]:
     """Run the test in a namespace of its own, which it must leave empty."""
-    # Where processes import torch, JAX or Ray first, others wait for them.
+    # In these folders, waits last longer: other processes import torch, JAX or Ray first.
     usual = LONG if request.path.parent.name in {"other_packages", "on_ray"} else LONG / 3
     patience = request.node.get_closest_marker("patience")
     with testing.isolated_namespace() as own:

@@ -140,7 +140,7 @@ class Apart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind, however the test ended."""
+        """End the process and close the pipe, however the test ended."""
         self.kill()
         if self._process is not None:
             self._process.close()
@@ -148,13 +148,13 @@ class Apart:
 
 
 def run_apart(function: Callable[..., Any], *args: Any, **how: Any) -> Any:
-    """Run a function in a process of its own, return its result; keywords as for `Apart`."""
+    """Run a function in a process of its own and return its result; `how` is as for `Apart`."""
     with Apart(function, *args, **how) as process:
         return process.result()
 
 
 def apart(**how: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test in a process of its own; keywords as for `Apart`."""
+    """Run a test in a process of its own; `how` is as for `Apart`."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
@@ -167,7 +167,7 @@ def apart(**how: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 class Crew:
-    """Starts processes by one method and ends them with the test."""
+    """Starts processes by one start method, and ends them when the test ends."""
 
     def __init__(self, method: str) -> None:
         self._method = method

@@ -4,9 +4,9 @@ Points are the lines, or the instructions, of shmacc's Python code that the call
 where a signal handler can run, and more. In the extension, other code can run only where it makes a
 Python object, which may start a garbage collection. So collections are points, too.
 
-Python checks for signals where a function begins, where a call has returned and where a loop goes
-back, and a called function may raise because of a signal. So only the instructions before and after
-these places are points; with SHMACC_EVERY_INSTANT=1 all are.
+Python checks for signals where a function begins, after a call, and where a loop jumps back; and a
+called function may raise because of a signal. So only the instructions before and after these
+places are points. With SHMACC_EVERY_INSTANT=1, all instructions are.
 """
 
 import dis
@@ -45,7 +45,7 @@ class Between:
     """Runs an action once, at the n-th point."""
 
     def __init__(self, act: Callable[[], object], number: int) -> None:
-        """Act at the point of this number."""
+        """Call ``act`` at the point with this number, counted from 1."""
         self._act = act
         self._left = number
 
@@ -63,9 +63,9 @@ class Between:
 def coming_between(
     act: Callable[[], object], points: Points, number: int, within: tuple[str, ...] = _OWN_FILES
 ) -> Iterator[Between]:
-    """Call ``act`` at point ``number`` of the block's code; its exceptions are raised there.
+    """Call ``act`` at point ``number`` of the `with` block; ``act``'s exception is raised there.
 
-    within: how the names of files begin whose lines or instructions count.
+    Only lines and instructions of files whose names begin with one of ``within`` are points.
     """
     between = Between(act, number)
     if points is Points.COLLECTIONS:
@@ -91,7 +91,7 @@ def coming_between(
     def enter(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         return tracing(frame) if frame.f_code.co_filename.startswith(within) else None
 
-    # Set this before sys.settrace: only there does Python 3.12 check whether any frame has it.
+    # Set this before sys.settrace: Python 3.12 checks only there whether any frame has it set.
     sys._getframe().f_trace_opcodes = points is Points.INSTRUCTIONS
     sys.settrace(enter)
     try:

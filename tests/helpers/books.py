@@ -1,10 +1,10 @@
-"""Books: records that processes which may be killed write, in memory shared with the test.
+"""Books: what processes that may be killed write down, in memory shared with the test.
 
-Every entry has one writer at a time and is written by single stores, so a kill leaves it old or
-new. A chief notes a round in its block, before the round is consumed. If the chief is killed or
-gives the round up, the next take of that step has all its gradients, and they are noted again.
+Every entry has one writer at a time and is written by a single store, so a kill leaves the old or
+the new value. A chief notes a round in the round's block, before the round is consumed. If the
+chief is killed or gives the round up, the next take has the round's gradients, and notes them.
 
-`audit` compares the books with the library's counters, which it keeps independently.
+`audit` compares the books with the counters that the library keeps.
 """
 
 import mmap
@@ -27,18 +27,18 @@ MOST: Final = 1 << 20
 """The books have room for this many gradients."""
 
 STEPS: Final = 1 << 16
-"""And for the parameters of this many steps."""
+"""The books have room for the parameters of this many steps."""
 
 
 class Fate(IntEnum):
     """The fate of a gradient."""
 
     NONE = 0
-    BEGUN = 1  # its apply has begun; if the worker was killed then, the gradient may be in or out
+    BEGUN = 1  # its apply has begun; if the worker was killed then, it may or may not be in a round
     ACCEPTED = 2
     REFUSED = 3
-    TIMED_OUT = 4  # it did not get in
-    IN_DOUBT = 5  # its worker was killed, and it was refused when it was applied again
+    TIMED_OUT = 4  # it is in no round
+    IN_DOUBT = 5  # its worker was killed, and its second apply was refused: the first may count
 
 
 class Doing(IntEnum):
@@ -56,11 +56,11 @@ class Applied(IntEnum):
     NO = 0
     PERHAPS = 1
     YES = 2
-    FAILING = 3  # it has, and is about to leave as failed, unless it is killed before that
+    FAILING = 3  # it has applied, and is about to leave as failed; it may be killed before that
 
 
 class Count(StrEnum):
-    """The counters, in the words in which they are printed."""
+    """The counters; each value is the text that is printed for it."""
 
     KILLED = "processes killed"
     IN_APPLY = "killed in an apply"
@@ -88,18 +88,18 @@ class Count(StrEnum):
     NOT_LOADED = "updates refused during a load"
     # Faults:
     TORN = "torn"  # gradients missing from some members; members or parameters with wrong sums
-    LOST = "lost"  # accepted gradients that are nowhere
+    LOST = "lost"  # accepted gradients that no take had
     DOUBLED = "doubled"  # gradients that were taken more than once
     REPEATED = "repeated"  # contributors that were in a round twice
-    MISPLACED = "misplaced"  # gradients in an impossible round, or refused and yet in one
-    UPDATED_TWICE = "updated twice"  # rounds in the parameters twice, or skipped and yet in them
-    NOT_UPDATED = "not updated"  # rounds that are not in the parameters
+    MISPLACED = "misplaced"  # gradients in an impossible round, and refused gradients in a round
+    UPDATED_TWICE = "updated twice"  # rounds that changed parameters twice, or although skipped
+    NOT_UPDATED = "not updated"  # rounds that neither changed the parameters nor were skipped
     MISCOUNTED = "miscounted"  # counters of the library that disagree with the books
-    MISTOLD = "mistold"  # wrong numbers of deaths and failures told, or other reasons
+    MISTOLD = "mistold"  # takes reported wrong numbers of deaths or failures, or other reasons
 
 
 FAULTS: Final = list(Count)[list(Count).index(Count.TORN) :]
-"""All these must be 0."""
+"""The counters of faults. Each must be 0."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,6 @@ class Findings:
 
     @property
     def faults(self) -> int:
-        """The number of all faults."""
         return sum(self.counts[fault] for fault in FAULTS)
 
 
@@ -122,7 +121,7 @@ def _shared(count: int, dtype: type) -> npt.NDArray[Any]:
 
 
 class Books:
-    """The books of one campaign, with `processes` that may be killed."""
+    """The books of one campaign, in which this number of processes may be killed."""
 
     def __init__(self, processes: int) -> None:
         self.own = processes  # the campaign itself: the last process
@@ -130,13 +129,13 @@ class Books:
         # By gradient:
         self.fate = _shared(MOST, np.uint8)
         self.attempts = _shared(MOST, np.uint16)  # how often its apply was begun
-        # The global step before and after its apply. Its round lies between them.
+        # The global steps before and after the gradient's apply. Its round lies between them.
         self.since = _shared(MOST, np.int32)
         self.until = _shared(MOST, np.int32)
-        self.taken_at = _shared(MOST, np.int32)  # the step of the take that had it, plus 1
+        self.taken_at = _shared(MOST, np.int32)  # the step at which it was taken, plus 1
         # By step:
-        # The number of gradients in the take that ended the step, plus 1; 0: not noted, as the
-        # taker was killed.
+        # The number of gradients in the take that ended the step, plus 1; 0: the taker was killed
+        # before it noted the number.
         self.logged = _shared(MOST, np.int32)
         self.digests = _shared(STEPS, np.int64)  # digests of the parameters
         # By process:
@@ -144,7 +143,7 @@ class Books:
         self.at_risk = _shared(processes, np.uint8)  # a taker that has not noted its take yet
         self.in_block = _shared(processes, np.uint8)  # a chief that has a round open
         self.updating = _shared(processes, np.uint8)  # a chief that is in an update
-        self.asking = _shared(processes, np.uint8)  # a taker that wants to be told who is gone
+        self.asking = _shared(processes, np.uint8)  # a taker in a take that reports deaths
         self.applied = _shared(processes, np.uint8)
         self.stopped = _shared(processes, np.float64)  # seconds for which the campaign stopped it
         self._counts = {what: _shared(processes, np.int64) for what in Count}
@@ -152,15 +151,14 @@ class Books:
         self._doing = _shared(processes, np.uint8)
         self._began = _shared(processes, np.float64)
         # Counts of the campaign:
-        self.loads = _shared(1, np.int64)  # each load adds 1 when due, 1 when done; odd: one is due
+        self.loads = _shared(1, np.int64)  # a load adds 1 when due and 1 when done; odd: one is due
         self._stop = _shared(1, np.uint8)
         # Numbers of killed processes, in this order: takers that may not have noted what they took;
-        # workers that had applied; that may have applied; that were failing; takers that may have
-        # been told who is gone.
+        # workers that had applied; workers that may have applied; workers that were failing; takers
+        # whose last take may have reported deaths.
         self.risked = self.surely_gone = self.perhaps_gone = self.failing = self.unheard = 0
 
     def add(self, process: int, what: Count, number: int = 1) -> None:
-        """Add to a counter."""
         self._counts[what][process] += number
 
     def sum(self, what: Count) -> int:
@@ -183,7 +181,7 @@ class Books:
         return bool(self._stop[0])
 
     def note(self, process: int, numbers: Numbers, step: int, count: int) -> None:
-        """Record which gradients a take has, or a round before its end."""
+        """Record the gradients of a take, or of a round that is still open."""
         before = self.taken_at[numbers]
         doubled = (before != 0) & (before != step + 1)
         self.add(process, Count.DOUBLED, int(np.count_nonzero(doubled)))
@@ -191,7 +189,7 @@ class Books:
         self.logged[step] = count + 1
 
     def tell(self, process: int, reasons: tuple[str, ...]) -> None:
-        """Record the deaths and failures that a take was told of."""
+        """Record the deaths and failures that a take reported."""
         dead = reasons.count("killed")
         failed = sum(reason.startswith("FailedError: ") for reason in reasons)
         self.add(process, Count.TOLD_DEAD, dead)
@@ -234,25 +232,25 @@ class Books:
 
 
 def audit(books: Books, stats: Stats) -> Findings:
-    """Audit books whose processes have ended, and whose last gradients are taken and noted."""
+    """Check the books: all processes have ended, all gradients are taken, all takes noted."""
     entries = max(_end(books.fate), _end(books.taken_at))
     fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
     since, until = books.since[:entries], books.until[:entries]
-    # A taker writes `logged` last. If the taker was killed before, its other notes do not count.
+    # A taker writes `logged` last. If it was killed before that, its other notes do not count.
     seen = (step >= 0) & (books.logged[step] > 0)
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
     unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)
 
-    # Only takes advance the step, so each step below the present one was closed by one take.
+    # Only takes advance the step, so each step below the present step was ended by one take.
     logged = books.logged[: stats.global_step].astype(np.int64)
     died = np.flatnonzero(logged == 0)
 
-    # An accepted gradient that nobody noted must be in a take that died with its taker.
+    # An accepted gradient that nobody noted must be in a take whose taker was killed.
     missing = np.flatnonzero(accepted & ~seen)
     first = np.searchsorted(died, since[missing])
     may_have_died = first < len(died)
     may_have_died[may_have_died] = died[first[may_have_died]] <= until[missing[may_have_died]]
-    # Gradients of a round that was not consumed must be in the take that closed the step.
+    # Gradients of a round that was not consumed must be in the take that ended the step.
     members = np.bincount(step[seen], minlength=stats.global_step)
     noted = np.where(logged > 0, logged - 1, members[: stats.global_step])
     gone = np.maximum(members[: stats.global_step] - noted, 0)
@@ -269,11 +267,11 @@ def audit(books: Books, stats: Stats) -> Findings:
 
     # Check the counters. All accepted gradients that no restore has discarded must have been taken.
     applied = stats.applied - stats.discarded
-    # Takes that died with their takers had `unseen` gradients: the accepted ones that nobody noted,
-    # and some of the unanswered ones.
+    # `unseen` gradients were in takes whose takers were killed: all accepted gradients that nobody
+    # noted, and some of the unanswered gradients.
     unseen = stats.taken - int(np.sum(np.maximum(logged - 1, 0)))
     unanswered_unseen = _number(unanswered & ~seen)
-    # `dropped` counts each apply that returned False, and some of those that never returned.
+    # `dropped` counts each apply that returned False, and some applies that never returned.
     answered_no = _number(refused | (fate == Fate.IN_DOUBT))
     attempts = int(books.attempts[:entries].sum(dtype=np.int64))
     cut_short = attempts - _number(fate > Fate.BEGUN)
@@ -285,10 +283,10 @@ def audit(books: Books, stats: Stats) -> Findings:
         len(died) <= books.risked,
         applied == _number(seen) + unseen,
         0 <= stats.dropped - answered_no <= cut_short,
-        # No gradient that was noted under a take is noted under another one now.
+        # No gradient was noted for one take and later for another.
         not np.any(members[: stats.global_step] < noted),
     ]
-    # A taker that was killed may have been told of deaths and failures that it did not note.
+    # The take of a killed taker may have reported deaths and failures that the taker did not note.
     dead, failures = books.surely_gone, books.sum(Count.WORKERS_FAILED)
     told_dead, told_failed = books.sum(Count.TOLD_DEAD), books.sum(Count.TOLD_FAILED)
     told_all = told_dead >= dead and told_failed >= failures - books.failing

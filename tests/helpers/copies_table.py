@@ -1,4 +1,4 @@
-"""As `multihost_table`, with parameters: a copy is the name of its last change."""
+"""A `multihost_table` whose hosts have copies of parameters; a copy only records its changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class CopiesTable(Table):
     """An owner, and hosts with copies that act only when the test says so.
 
     Attributes:
-        memory: Each host's copy and promise, which outlive its forwarder.
-        errors: Hosts that cannot make changes, and why.
-        digests: Hosts whose changes have another result: its digest.
-        busy: Hosts that do nothing with their copies for now.
+        memory: Each host's copy and promise. Both outlive the host's forwarder.
+        errors: For each host that cannot make changes, the reason.
+        digests: For each host whose changes give a wrong result, that result's digest.
+        busy: Hosts that do not touch their copies for now.
     """
 
     def __init__(self, *hosts: str, term: int = 1, restored: bool = True) -> None:
@@ -47,7 +47,7 @@ class CopiesTable(Table):
         self.hosts[host] = core, segment
 
     def take_over(self, term: int, *listed: str) -> None:
-        """Let another owner take over; hosts do not know it yet."""
+        """Let a new owner take over. The hosts do not know it yet."""
         self.owner = self.new_owner(term)
         self.owner.list_hosts(frozenset(listed), self.now)
 
@@ -121,7 +121,7 @@ class CopiesTable(Table):
         assert isinstance(self.restore(call, step, host), Told)
 
     def round(self, host: str = "a", *, required: int = 1, ticket: str = "t") -> None:
-        """Let a chief of this host make a round with an update."""
+        """Let a chief of this host open a round, update the parameters and consume the round."""
         self.open_block(host, required, ticket)
         assert isinstance(self.settled_update(f"call of {ticket}", ticket), Told)
         assert self.owner.leave(ticket, self.now, consume=True)

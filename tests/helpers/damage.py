@@ -16,7 +16,7 @@ class Damage(Protocol):
 
 @dataclass(frozen=True)
 class Overwrite:
-    """Writes bytes over those that are there."""
+    """Replaces the bytes at an offset."""
 
     offset: int
     data: bytes
@@ -61,9 +61,9 @@ class Transplant:
 
 @dataclass(frozen=True)
 class SetField:
-    """Sets a field of a record, or adds to it if `relative`; corrects its checksum if `checksum`.
+    """Sets a field of a record; adds to it if `relative`; then corrects the checksum if `checksum`.
 
-    `number` is the record's index; None: the committed one of two copies.
+    `number` is the record's index; None: of a record with two copies, the committed one.
     """
 
     record: str
@@ -197,7 +197,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class PhantomWaiter:
-    """Queues a take that no process makes, with the token of an attached process."""
+    """Queues a take that no process is making, under the token of an attached process."""
 
     entry: int
     ticket: int

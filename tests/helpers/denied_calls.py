@@ -1,4 +1,4 @@
-"""A filter (seccomp) lets a process's system calls fail for the rest of its life."""
+"""Makes chosen system calls of a process fail for the rest of its life, by a seccomp filter."""
 
 import ctypes
 import errno
@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-# Per machine: the numbers of calls.
+# The numbers of the system calls, for each machine type.
 _NUMBERS: Final[dict[str, dict[str, int]]] = {
     "x86_64": {
         "mmap": 9, "mprotect": 10, "rt_sigaction": 13, "pread64": 17, "madvise": 28, "fcntl": 72,
@@ -27,12 +27,12 @@ _NUMBERS: Final[dict[str, dict[str, int]]] = {
 _NUMBERS["riscv64"] = _NUMBERS["aarch64"]
 NUMBERS: Final = _NUMBERS.get(platform.machine(), {})
 
-MAP_ANEW: Final = 0x4012  # the flags of a private mapping in another's place
+MAP_ANEW: Final = 0x4012  # MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, as mmap's flags
 
 _SET_NO_NEW_PRIVS, _SET_MODE_FILTER = 38, 1
 LOAD, IS, RETURN = 0x20, 0x15, 0x06
 ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_FIRST_ARGUMENT: Final = 16  # where it stands in struct seccomp_data; the lower half comes first
+_FIRST_ARGUMENT: Final = 16  # its offset in struct seccomp_data; the lower half comes first
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,7 +42,7 @@ class _Program(ctypes.Structure):
 
 
 def install(*lines: tuple[int, int, int, int], flags: int = 0) -> int:
-    """Install a filter of these instructions for this thread, and those that it starts later."""
+    """Install a filter for this thread, and for all threads that it starts later."""
     code = b"".join(struct.pack("HBBI", *line) for line in lines)
     filtering = ctypes.byref(_Program(len(lines), code))
     if _libc.prctl(_SET_NO_NEW_PRIVS, 1, None, 0, 0) == 0:
@@ -53,12 +53,12 @@ def install(*lines: tuple[int, int, int, int], flags: int = 0) -> int:
 
 
 def deny(call: str, code: int = errno.EPERM, **arguments: int) -> None:
-    """Let this process's calls of that name fail from now on.
+    """Let this process's system calls with that name fail from now on.
 
     Args:
         call: The call's name.
-        code: The error that it fails with.
-        arguments: Only calls with these arguments fail: ``a2=24`` means the third one.
+        code: The errno with which the call fails.
+        arguments: Only calls with these arguments fail; ``a2=24``: the third argument is 24.
     """
     conditions = [(0, NUMBERS[call])]
     for name, value in arguments.items():

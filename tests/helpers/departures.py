@@ -1,4 +1,4 @@
-"""Processes leave, fail or die, and takes report it."""
+"""Helpers for tests in which processes leave, fail or die, and takes report it."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,7 +25,7 @@ def acc() -> Iterator[ConditionalAccumulator]:
 
 
 def news(acc: Any) -> tuple[Any, ...] | None:
-    """Return pids, reasons and contributors of the deaths that a take reports; None: none."""
+    """Return pids, reasons and contributors of the deaths that a take reports; None: no death."""
     try:
         acc.take(2**40, timeout=0, on_death="raise")
     except errors.WorkerDiedError as error:
@@ -58,7 +58,7 @@ def worker(contributor: int | None = None, name: str = NAME) -> Apart:
 
 
 def fail_in_a_block(error: BaseException, contributor: int, *, pipe: Pipe) -> None:
-    """Leave the block of an accumulator by an exception, and live on."""
+    """Leave an accumulator's `with` block by an exception; the process lives on."""
     with suppress(type(error)), ConditionalAccumulator.attach(NAME) as own:
         own.apply_grad(1.0, shmacc.NEVER_STALE, contributor=contributor)
         raise error

@@ -1,4 +1,4 @@
-"""`ELEMENTS` has the 19 dtypes of the specification."""
+"""`ELEMENTS` has the 19 dtypes that accumulators accept."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Element:
-    """One of the 19 dtypes: as callers pass it, as `plain` numbers of the same bytes, as `sums`."""
+    """A `dtype` as callers pass it, a `plain` dtype of the same bytes, and the dtype of `sums`."""
 
     name: str
     dtype: np.dtype[Any]

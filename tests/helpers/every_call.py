@@ -1,7 +1,7 @@
-"""A process makes every public call on a segment that somebody may have damaged.
+"""Makes every public call on a segment that the test may have damaged.
 
-Another process, the victim, makes the calls. It has a small /dev/shm of its own, so that a wrong
-size cannot use up the machine's memory. If a signal kills it, the test fails.
+A process called the victim makes the calls. It has a small /dev/shm of its own, so that a wrong
+size cannot use up the machine's memory. If a signal kills the victim, the test fails.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Scenario:
     """A segment to be damaged, and how it is used.
 
     Attributes:
-        kind: "sparse", "dense" or "group" (of one of each).
+        kind: "sparse", "dense" or "group" (with one member of each kind).
         dtype: The dtype of the accumulator, or of both members.
         shape: The shape of a row, or of the dense array.
         applies: How many gradients the segment holds.
@@ -70,7 +70,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended: `error` is the exception's class; "": the call returned."""
+    """How a call ended: `error` is the exception's class, or "" if the call returned."""
 
     call: str
     error: str
@@ -145,7 +145,6 @@ def _serve(address_space: int, *, pipe: Pipe) -> None:
 
 
 def make(scenario: Scenario, name: str) -> Any:
-    """Make the scenario's segment."""
     acc = _construct(scenario, name)
     if scenario.taken:
         _apply(acc, scenario, range(40))
@@ -218,7 +217,7 @@ def _tell(call: str, function: Callable[[], Any]) -> Outcome:
         return Outcome(call, type(error).__name__, fine=True, detail=str(error)[:300])
     except BaseException as error:  # noqa: BLE001 - any exception is a result
         return Outcome(call, type(error).__name__, fine=False, detail=repr(error)[:300])
-    # Read the result's arrays: they must be the caller's own memory.
+    # Read the result's arrays: this crashes if they are not the caller's own memory.
     for value in vars(result).values() if hasattr(result, "__dict__") else ():
         if isinstance(value, np.ndarray):
             value.sum()

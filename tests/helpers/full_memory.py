@@ -9,11 +9,10 @@ from shmacc import errors
 
 SIZE: Final = 16 * MIB
 PAGE: Final = 4096
-FILLER: Final = "/dev/shm/filler"  # noqa: S108  the very place that is to be full
+FILLER: Final = "/dev/shm/filler"  # noqa: S108  the place to fill
 
 
 def free_bytes() -> int:
-    """Return how many bytes are free in /dev/shm."""
     space = os.statvfs("/dev/shm")  # noqa: S108
     return space.f_bavail * space.f_frsize
 

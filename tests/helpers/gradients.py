@@ -7,8 +7,8 @@ from helpers.elements import Element
 from helpers.numpy_model import Array, Shape
 from hypothesis import strategies as st
 
-# Small numbers show sums that are quite wrong. Mixed magnitudes show a wrong order of addition.
-# Special values must not be treated specially by a kernel. Extremes are where integers wrap.
+# Small numbers reveal wrong sums. Mixed magnitudes reveal a wrong order of addition. Special values
+# (such as NaN) must get no special treatment by a kernel. Extreme integers wrap.
 KINDS: Final = ("small", "mixed", "special", "extreme")
 
 
@@ -63,7 +63,7 @@ def shapes(max_dims: int = 3) -> st.SearchStrategy[Shape]:
 
 @st.composite
 def filled(draw: st.DrawFn, declared: tuple[int | None, ...], wrong: int = 10) -> tuple[int, ...]:
-    """Draw dims that agree with declared ones; in about one of ``wrong`` draws they may not."""
+    """Draw dims that agree with the declared dims; about one draw in ``wrong`` may disagree."""
     dims = [draw(st.integers(0, 3)) if d is None else d for d in declared]
     if draw(st.integers(0, wrong)) == wrong:
         how = draw(st.sampled_from(["longer", "shorter", "other"]))

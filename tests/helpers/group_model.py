@@ -74,7 +74,7 @@ class Part:
 
 @dataclass
 class Sums:
-    """Gradients added up."""
+    """The sums of several gradients of a group."""
 
     count: int = 0
     weight: int = 0
@@ -179,7 +179,7 @@ class ModelledGroup:
             with self.group.round(1, timeout=0) as taken:
                 self.sums.check(taken, self.step, divided=True)
                 if raises:
-                    raise LookupError  # noqa: TRY301 - it is to leave the block
+                    raise LookupError  # noqa: TRY301 - to leave the block by an exception
         except LookupError:
             self.agree()
         else:
@@ -193,7 +193,7 @@ class ModelledGroup:
         self.agree()
 
     def agree(self) -> None:
-        """Compare everything that can be read without changing it."""
+        """Compare everything that can be read from the group without a change to the group."""
         assert self.group.num_accumulated() == self.sums.count
         assert self.group.global_step == self.step
         assert self.group.contributors().tolist() == sorted(self.sums.contributors)

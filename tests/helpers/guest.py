@@ -1,8 +1,8 @@
 """Programs that call `shmacc.run`, each in a process and a namespace of its own.
 
 A test writes the program's functions, says how it is launched, disturbs it, and waits for its end.
-`Guest.ends` then asserts what holds for all of them: the program has ended in time, no process and
-no name is left, and `run` has put back what it had changed of its caller.
+`Guest.ends` then asserts what must hold for every program: it ended in time, no process and no name
+is left, and `run` has restored what it changed in its caller.
 """
 
 import json
@@ -35,7 +35,7 @@ Launcher = Callable[[list[str]], list[str]]
 
 
 def prefixed(*words: str) -> Launcher:
-    """A launcher that is written before the command."""
+    """Return a launcher that puts these words before the command."""
     return lambda command: [*words, *command]
 
 
@@ -54,7 +54,7 @@ from helpers.guest_program import *
 """
 
 
-# Workers that are killed once each; the chief waits for all of them.
+# Each worker is killed once; the chief waits for all of them.
 KILLED_ONCE: Final = """
     def work(rank):
         if once(f"killed {os.getppid()} {rank}"):
@@ -70,13 +70,13 @@ KILLED_ONCE: Final = """
 
 @dataclass(frozen=True)
 class Ended:
-    """What is known of a program that has ended.
+    """The results of a program that has ended.
 
     Attributes:
         status: As `subprocess.Popen.returncode`.
         out: The text on the program's standard output.
         err: The text on the program's standard error.
-        told: What the program told by `guest_program.tell`, in that order.
+        told: What the program reported by `guest_program.tell`, in order.
     """
 
     status: int
@@ -85,11 +85,11 @@ class Ended:
     told: list[dict[str, Any]]
 
     def all(self, fact: str) -> list[Any]:
-        """All values that the program told under this name."""
+        """Return all values that the program reported under this name."""
         return [each[fact] for each in self.told if fact in each]
 
     def __getitem__(self, fact: str) -> Any:
-        """The only value that the program told under this name."""
+        """Return the only value that the program reported under this name."""
         found = self.all(fact)
         assert len(found) == 1, f"{fact} was told {len(found)} times: {self.told} {self.err}"
         return found[0]
@@ -141,12 +141,12 @@ class Guest:
     def ends(
         self, status: int | None = 0, *, left: Collection[int] = (), names_stay: bool = False
     ) -> Ended:
-        """Wait for the program's end; assert what holds for all programs.
+        """Wait for the program's end; assert what must hold for every program.
 
         Args:
             status: The exit status that it must have; None: any.
             left: Processes that may be left, because no run has started them.
-            names_stay: Whether the names of a run with a name may be left.
+            names_stay: Whether a run that has a name may leave its segments' names.
         """
         try:
             got = self.process.wait(DEADLINE)
@@ -158,7 +158,7 @@ class Guest:
         ) and time.monotonic() < deadline:
             time.sleep(0.002)
         assert not living, f"processes are left: {self._said()}"
-        while not names_stay and self.names():  # who removes them has ended now
+        while not names_stay and self.names():  # the process that removes them has ended
             assert time.monotonic() < deadline, f"names are left: {self.names()}: {self._said()}"
             time.sleep(0.002)
         told = []
@@ -171,10 +171,10 @@ class Guest:
         return ended
 
     def processes(self, *, servers: bool = True) -> set[int]:
-        """Living processes of the program: by namespace and session.
+        """Return the program's living processes, recognised by their namespace or session.
 
         Args:
-            servers: Also multiprocessing's own, which end when nobody has their pipes.
+            servers: Include multiprocessing's servers, which end when no process has their pipes.
         """
         mark = f"SHMACC_NAMESPACE={self._namespace}".encode()
         found = set()
@@ -215,7 +215,7 @@ class Guest:
         return (self._folder / stream).read_text(errors="replace")
 
     def _said(self) -> str:
-        """The output that helps to understand a failure."""
+        """Return the output that helps to understand a failure."""
         lines = [self._text("out")[-2000:], self._text("err")[-4000:]]
         for pid in sorted(self.processes()):
             with suppress(OSError):
@@ -232,7 +232,7 @@ def _lives(pid: int) -> bool:
 
 
 class Guests:
-    """Starts programs; a fixture (`guest`)."""
+    """Starts programs for a test, as the fixture `guest`."""
 
     def __init__(self, folder: Path, namespace: str) -> None:
         self.folder, self._namespace = folder, namespace
@@ -248,17 +248,17 @@ class Guests:
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Guest:
-        """Start a program of these functions.
+        """Start a program with these functions.
 
         Args:
-            functions: Text that each of its processes reads.
-            main: What the program itself does, one after the other; by default it starts `lead`
-                and `work`.
+            functions: Their source text, which every process of the program executes.
+            main: Source texts for the program's main block, in order; by default this block
+                starts `lead` and `work`.
             way: A start method, or "command" for `shmacc-run`.
-            launcher: Makes a command of the program's command.
+            launcher: Turns the program's command into the command that is started.
             flags: The interpreter's options.
-            env: Variables besides those of the test.
-            options: Keywords of `run`, or flags of `shmacc-run`.
+            env: Environment variables in addition to the test's.
+            options: Keyword arguments of `run`, or flags of `shmacc-run`.
         """
         path = self.write("program.py", functions, *main)
         if way == "command":
@@ -268,7 +268,7 @@ class Guests:
         return self.command(launcher(command), way=way, env=env, **options)
 
     def write(self, name: str, functions: str, *main: str) -> Path:
-        """Write a program, in a folder that may be new."""
+        """Write a program; make its folder if there is none."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(

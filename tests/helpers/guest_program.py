@@ -1,6 +1,6 @@
 """Functions for programs that call `shmacc.run`: `from helpers.guest_program import *`.
 
-The test starts them with `helpers.guest`, whose variables in the environment are read here.
+`helpers.guest` starts these programs, and passes its settings in environment variables.
 """
 
 import ctypes
@@ -28,13 +28,13 @@ __all__ = [
 WAY: Final = os.environ["GUEST_WAY"]  # a start method, or "command" for shmacc-run
 _FOLDER: Final = Path(os.environ["GUEST_FOLDER"])
 _OPTIONS: Final[dict[str, Any]] = json.loads(os.environ["GUEST_OPTIONS"])
-_NAMESPACE: Final = os.environ["GUEST_NAMESPACE"]  # children have another one
+_NAMESPACE: Final = os.environ["GUEST_NAMESPACE"]  # children have another namespace
 
 
 def _kept_open(path: Path, flags: int) -> int:
-    """Open a file for good: the program may change its user, or have few descriptors."""
+    """Open a file and keep it open: later the program may have another user or few descriptors."""
     descriptor = os.open(path, flags)
-    with suppress(OSError):  # it may have no such descriptor
+    with suppress(OSError):  # the limit on descriptors may be below 200
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
         os.close(descriptor)
         return high
@@ -44,7 +44,7 @@ def _kept_open(path: Path, flags: int) -> int:
 _TOLD: Final = _kept_open(_FOLDER / "told", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 _EVENTS: Final = _kept_open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY)
 _GET_CHILD_SUBREAPER: Final = 37
-_SIGNALS_OF_LIBC: Final = 3 << 31  # the first thread catches them
+_SIGNALS_OF_LIBC: Final = 3 << 31  # libc catches signals 32 and 33 once there is a thread
 _SERVERS: Final = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - no temporary file
 _OTHERS: Final = ("own", "asyncio")  # threads that the program has started itself
@@ -81,7 +81,7 @@ def marked(event: str) -> str:
 
 
 def once(event: str) -> bool:
-    """Say whether no process has called this for the event before."""
+    """Return True to the first caller with this event, and False to all later callers."""
     try:
         os.close(os.open(event, os.O_CREAT | os.O_EXCL, dir_fd=_EVENTS))
     except FileExistsError:
@@ -98,7 +98,7 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def gone(pid: int | str) -> bool:
-    """Say whether a process has ended, whether or not anybody has reaped it."""
+    """Say whether a process has ended, reaped or not."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -106,10 +106,10 @@ def gone(pid: int | str) -> bool:
 
 
 def start(chief: Callable[..., Any], worker: Callable[..., Any] | None = None, **more: Any) -> Any:
-    """Call `run` with the test's options; or be the role that `shmacc-run` has started.
+    """Call `run` with the test's options, or play the role for which `shmacc-run` started us.
 
-    It tells the test the result; or the error and raises that: `said` is its name, its text, and
-    the first line of each note.
+    Tell the test the result of `run`. If it raises, tell the error and raise it: `said` is the
+    error's name, its text, and the first line of each note.
     """
     if WAY == "command":
         if os.environ["SHMACC_ROLE"] == "chief":
@@ -124,7 +124,7 @@ def start(chief: Callable[..., Any], worker: Callable[..., Any] | None = None, *
     except BaseException as error:
         try:
             text = str(error)
-        except Exception as in_text:  # noqa: BLE001  exceptions under test do so
+        except Exception as in_text:  # noqa: BLE001  a test's exception raises here
             text = f"its text raises {in_text!r}"
         notes = getattr(error, "__notes__", [])
         tell(
@@ -139,7 +139,7 @@ def start(chief: Callable[..., Any], worker: Callable[..., Any] | None = None, *
 
 
 def start_two(role: str) -> None:
-    """Start a program in this process's group, and one in a session of its own."""
+    """Start one program in this process's group, and one in a session of its own."""
     for name, apart in (("group", False), ("session", True)):
         program = subprocess.Popen(["sleep", "600"], start_new_session=apart)
         mark(f"{role} {name}", program.pid)
@@ -147,9 +147,9 @@ def start_two(role: str) -> None:
 
 
 def daemon(environment: Mapping[str, str]) -> None:
-    """Start a service: two forks, a session, and all of this process's descriptors stay open.
+    """Start a daemon by two forks, in its own session; it keeps this process's descriptors open.
 
-    Its pid is marked as "stray", so that it is killed at the end of the test at the latest.
+    Its pid is marked as "stray", so that the test kills it in the end.
     """
     for descriptor in _numbers("/proc/self/fd"):
         with suppress(OSError):
@@ -184,7 +184,7 @@ def _changes(before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _surroundings() -> dict[str, Any]:
-    """The caller's settings, which `run` must restore or leave alone."""
+    """Return the caller's settings, which `run` must restore or leave alone."""
     status = dict(
         line.split(":\t", 1) for line in Path("/proc/thread-self/status").read_text().splitlines()
     )
@@ -215,7 +215,7 @@ def _surroundings() -> dict[str, Any]:
         found["wakeup"] = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(found["wakeup"])
     if WAY == "fork" and sys.exc_info()[0] is None:
-        # The other ways start servers, which stay; an exception's frames have connections.
+        # Other ways start servers, which stay; frames of an exception keep connections open.
         found["descriptors"] = _descriptors()
     with suppress(OSError):
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
@@ -228,13 +228,13 @@ def _descriptors() -> list[str]:
     gc.collect()
     found = []
     for number in _numbers("/proc/self/fd"):
-        with suppress(OSError):  # this one is the folder's own
+        with suppress(OSError):  # the folder's own descriptor is closed by now
             found.append(f"{number} {Path(f'/proc/self/fd/{number}').readlink()}")
     return found
 
 
 def _processes(wanted: Callable[[int], bool]) -> list[str]:
-    """Processes of a kind, but for the servers that multiprocessing starts once."""
+    """Return the wanted processes, without the servers that multiprocessing starts once."""
     found = []
     for pid in _numbers("/proc"):
         with suppress(OSError, ValueError):
@@ -245,7 +245,7 @@ def _processes(wanted: Callable[[int], bool]) -> list[str]:
 
 
 def _numbers(folder: str) -> list[int]:
-    """The entries of a folder that are numbers: descriptors, or pids."""
+    """Return the entries of a folder that are numbers: descriptors or pids."""
     return sorted(int(path.name) for path in Path(folder).iterdir() if path.name.isdigit())
 
 

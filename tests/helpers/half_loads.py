@@ -13,7 +13,7 @@ from shmacc import Parameters, _core
 
 
 def loading(path: Path, attach: Callable[[], dict[str, Any]]) -> Callable[[Mark], None]:
-    """Return a loader that marks the beginning and the end of the extension's `load`."""
+    """Return a function that loads the file, and marks the extension's `load` before and after."""
 
     def load(mark: Mark) -> None:
         what = attach()

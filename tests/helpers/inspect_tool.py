@@ -45,8 +45,8 @@ def run(
     Args:
         arguments: The command line.
         before: A program that starts `shmacc-inspect`, and its arguments.
-        command: What to start in place of `COMMAND`, such as a copy of it.
-        weak: Whether a fork of this process first gives up root's rights to others' files.
+        command: The program to start instead of `COMMAND`, such as a copy of it.
+        weak: Whether to run in a fork that first gives up root's rights to other users' files.
         environment: More environment variables. SHMACC_NAMESPACE alone needs no other process.
     """
     if weak:
@@ -84,12 +84,12 @@ def _run_weak(arguments: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     header, powers = struct.pack("Ii", 0x20080522, 0), (ctypes.c_uint32 * 6)()
     for call in (library.capget, library.capset):
         assert call(header, powers) == 0, os.strerror(ctypes.get_errno())
-        powers[0] &= ~OTHERS_FILES  # [0]: the effective ones
+        powers[0] &= ~OTHERS_FILES  # [0]: the effective capabilities
     return run(*arguments)
 
 
 def ask(*arguments: str, status: int = 0, **how: Any) -> Any:
-    """Run `shmacc-inspect` with --json; return its answer. Keywords as for `run`."""
+    """Run `shmacc-inspect` with --json; return its answer. `how` is as for `run`."""
     done = run(*arguments, "--json", **how)
     assert done.returncode == status, done.stderr + done.stdout
     answer = json.loads(done.stdout)
@@ -104,7 +104,7 @@ def run_here(*arguments: str) -> tuple[int, str]:
 
 
 class _Screen(pyte.Screen):
-    """A screen whose cursor stays on a letter in the last column, as on real terminals.
+    """A screen that, like real terminals, leaves the cursor on a letter in the last column.
 
     Clearing the rest of the line, or of the screen, then clears that letter, too.
     """
@@ -170,7 +170,7 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait_for(self, *wanted: str) -> str:
-        """Read until the screen shows all of this; return its text."""
+        """Read until the screen shows all these texts; return the screen's text."""
         deadline = time.monotonic() + LONG
         while not all(word in self.text() for word in wanted):
             alive = self.read()
@@ -233,7 +233,7 @@ def idle(name: str) -> None:
 
 
 def wait_in_queue(name: str, num_required: int) -> None:
-    """Wait in the queue for a take, which may be cancelled."""
+    """Wait in the queue with a take; return normally if it is cancelled."""
     with shmacc.attach(name) as acc:
         try:
             acc.take(num_required)
@@ -262,7 +262,7 @@ def start(crew: Crew, function: Any, name: str, *arguments: Any) -> Apart:
 
 
 def hold_the_lock_mostly(name: str, changes: bool) -> None:
-    """Apply for ever if `changes`, else read the state for ever."""
+    """Apply gradients for ever if `changes`; otherwise read the state for ever."""
     acc: Any
     with shmacc.attach(name) as acc:
         rows = np.arange(50_000), np.ones((50_000, 16), np.float32)
@@ -272,7 +272,7 @@ def hold_the_lock_mostly(name: str, changes: bool) -> None:
 
 @contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Iterator[int]:
-    """Stop a process that has the lock to apply or, unless `changes`, to read; yield its pid."""
+    """Stop a process that holds the lock, to apply if `changes`, else to read; yield its pid."""
     child = start(crew, hold_the_lock_mostly, name, changes)
     try:
         stop_within(child.pid, name, in_operation=changes)

@@ -1,4 +1,4 @@
-"""Scripts run in an interpreter of their own, from its start to its very end."""
+"""Runs scripts in an interpreter of their own, from its start to its exit."""
 
 import sys
 import textwrap

@@ -1,4 +1,4 @@
-"""Rounds put together from shards' parts."""
+"""Builds rounds from the parts that shards hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def join(plan: Plan, parts: Mapping[int, Columns], opened: Opened) -> shmacc.GroupTaken:
-    """Put a round together, starting with the last shard's values."""
+    """Build a round from its shards' parts, starting with the values of the last shard."""
     joining = Joining(plan, opened, {shard: part.rows for shard, part in parts.items()})
     for shard in reversed(list(parts)):
         joining.add(shard, parts[shard].values)
@@ -24,7 +24,7 @@ def join(plan: Plan, parts: Mapping[int, Columns], opened: Opened) -> shmacc.Gro
 
 
 def taken_of(group: HostGroup, reduced: Columns, share: Share) -> shmacc.GroupTaken:
-    """Return a reduction of the only shard, whose group has the members, as a round."""
+    """Return, as a round, what the only shard has reduced; `group` has the members."""
     plan, names = Plan(group.members, 1), list(group.members)
     counts = {names[number]: (n, weight) for number, n, weight, _ in reduced.rows.parts.tolist()}
     batch = Batch(share.count, share.weight, members=counts, shards=frozenset({0}))

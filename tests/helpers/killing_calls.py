@@ -1,7 +1,7 @@
 """Kills a process at each of its stops, which are before and after each system call.
 
-A death at a stop leaves the bytes that are in shared memory then, and no lock. So a copy of the
-bytes can be judged instead, and only if they have changed since the last stop. At some stops the
+A death at a stop leaves the bytes that are in shared memory then, and no lock. So the test judges a
+copy of the bytes instead, and only if they have changed since the last stop. At some stops the
 process is really killed, so that the kernel releases its locks.
 """
 
@@ -15,26 +15,26 @@ from helpers.stepping_calls import Call, Calling
 from helpers.stepping_tracer import Mark, on_one_core
 from helpers.support import EVERY_INSTANT
 
-# Returns the error with which a call is to fail, or None.
+# Returns the errno with which this call must fail; None: the call is made.
 Failure = Callable[[Call], int | None]
 Fails = Callable[[], Failure]
 
-# Real deaths: at one in this many of the stops where bytes have changed, and of all stops.
+# Real kills: at every n-th stop where bytes have changed, and at every n-th stop of all.
 _ONE_CHANGED_IN: Final = 1 if EVERY_INSTANT else 4
 _ONE_IN: Final = 1 if EVERY_INSTANT else 32
 
 
 def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
-    """For each stop, leave a copy of what a death there leaves; at some, what a real death leaves.
+    """At each stop, leave in shared memory what a death there leaves; at some stops, really kill.
 
-    The last death is after the last stop.
+    The last kill is after the last stop.
 
     Args:
-        deed: The deed that is cut short.
-        fails: Makes one of the deed's calls fail; stops before that call do not count.
+        deed: The deed to interrupt.
+        fails: Makes one of the deed's calls fail; stops before that call are skipped.
 
     Yields:
-        The number of the stop, ascending, once its leftovers are there; the caller cleans up.
+        The number of the stop, ascending, when its leftovers are there. The caller removes them.
     """
     with on_one_core():
         seen, last = _instants(deed, fails)
@@ -66,7 +66,7 @@ def _instants(deed: Deed, fails: Fails | None) -> tuple[dict[int, Leftovers], in
 
 @contextmanager
 def _stopping(deed: Deed, fails: Fails | None) -> Iterator[Iterator[Call]]:
-    """Start a process for the deed; yield its stops before and after each call; kill it at last.
+    """Start a process for the deed; yield its stops before and after each call; then kill it.
 
     The process runs only while the caller asks for the next stop.
     """

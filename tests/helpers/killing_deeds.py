@@ -1,6 +1,7 @@
-"""A deed, such as creating or cleaning, is interrupted; checks judge what it leaves.
+"""Interrupts work on segments, such as creating and cleaning, and checks what it leaves.
 
-A deed is interrupted at a system call (stepping_calls.py): the process dies, or the call fails.
+Each kind of work (`Deed`) is interrupted at a system call (stepping_calls.py): the process is
+killed, or the call fails.
 """
 
 import os
@@ -26,7 +27,7 @@ from shmacc.inspection import SegmentState
 
 MODE: Final = 0o640
 
-# One gradient has been applied; the next one has a new row.
+# One gradient is in the round. The operation applies another one, which has a new row.
 SCENE: Final = Scene(
     "one more",
     "float32",
@@ -71,7 +72,7 @@ def lay_out(*_: Any) -> tuple[shmacc.Parameters, shmacc.AccumulatorGroup]:
 
 
 def update(begun: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
-    """Update unless it was done; assert that all or nothing of the update is in the parameters."""
+    """Update if the round is not consumed yet; check that the update is in wholly or not at all."""
     params, group = begun
     try:
         if group.num_accumulated():
@@ -99,7 +100,7 @@ def lay_out_table(*_: Any) -> tuple[shmacc.Parameters, shmacc.AccumulatorGroup]:
 
 
 def update_table(begun: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
-    """Do as `update`, with an update that adds, changes and removes rows of a table."""
+    """Like `update`; this update adds, changes and removes rows of a table."""
     params, group = begun
     try:
         if group.num_accumulated():
@@ -152,7 +153,7 @@ def nothing(*_: Any) -> None:
 
 
 def _of_another_time() -> None:
-    """Leave a semaphore, as of an earlier segment with the same name."""
+    """Leave a semaphore like that of an earlier segment with the same name."""
     semaphore = Path(names.semaphore_path(os.path.basename(path()), 0x1234567))  # noqa: PTH119
     semaphore.write_bytes(bytes(32))
 
@@ -283,7 +284,7 @@ class Watcher(Apart):
     """
 
     def __init__(self) -> None:
-        """Start the process; the test must not have attached anything that it would inherit."""
+        """Start the process. The test must have nothing attached: the process would inherit it."""
         super().__init__(_tell_changes)
 
     def change(self) -> Leftovers | None:
@@ -311,7 +312,7 @@ def clean_up() -> None:
 
 
 def judge() -> Testimony | None:
-    """Check that the next process can use what is left; return what it finds, None: no segment.
+    """Check that a process can use what is left; return what it finds (None: no segment).
 
     Afterwards shared memory is empty.
     """

@@ -1,9 +1,9 @@
-"""An image keeps a segment's file, byte for byte, as a process killed at some instant leaves it.
+"""An image is a copy of a segment's file, as a process that is killed at some instant leaves it.
 
 A killed process leaves a segment with exactly the bytes that the file has at that instant, and with
-none of its record locks. So a copy of the file, taken between two instructions of the process, is
-what its death would leave, and can be judged without a kill. (The semaphore is not in the file; the
-copy gets a new one. Its value is only a hint, and other tests have real deaths with real values.)
+no record lock. So a copy of the file, taken between two instructions of the process, is what its
+death would leave, and can be judged without a kill. (The semaphore is not in the file; the copy
+gets a new semaphore. Its value is only a hint, and other tests have real kills and real values.)
 """
 
 import ctypes
@@ -123,8 +123,8 @@ class Windows:
     Args:
         path: The file.
         images: Images of the file at other times. The view covers their pieces, one more page
-            after each, and the first page of each region. `image` counts the ranges that any of
-            these images occupies as occupied.
+            after each, and the first page of each region. In `image`, a range is occupied if it
+            is in any of these images.
     """
 
     def __init__(self, path: str, *images: Image) -> None:
@@ -153,7 +153,7 @@ class Windows:
         """Return the offsets of the windows that have changed since the last look."""
         if not _memcmp(self._address, self._all, len(self._all)):
             return ()
-        # Copy only the windows that have changed: there is a look at each instruction.
+        # Copy only the windows that have changed: this is called at each instruction.
         before, self._all = self._all, self._map[:]
         changed = [offset for offset, at in self._places.items() if before[at] != self._all[at]]
         self._seen |= {offset: self._all[self._places[offset]] for offset in changed}

@@ -1,8 +1,7 @@
-"""A scene is an operation in which a process is killed, and tells whether it was done.
+"""Scenes: operations in which a process is killed, and checks of what the next process finds.
 
-A scene is an operation on an accumulator that may have been used before. The next process must find
-the segment as before the operation, or as after it, and must be able to go on: `testify` checks
-that.
+The accumulator may have been used before the operation. The next process must find the segment as
+before the operation or as after it, and must be able to go on: `testify` checks that.
 """
 
 from collections.abc import Callable
@@ -35,7 +34,7 @@ def array(seed: int = 0) -> Array:
 
 
 def leave_new(_: Any) -> None:
-    """Do nothing to a new accumulator."""
+    """Leave a new accumulator as it is."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,12 @@ class Scene:
         return self.name
 
     def prepare(self) -> Image:
-        """Return the segment before the operation; its name is removed."""
+        """Return the image of the segment before the operation; remove the segment's name."""
         image: Image = run_apart(_prepare, self, ())
         return image
 
     def perform(self) -> Image:
-        """Return the segment after the operation without a death; its name is removed."""
+        """Return the image after an operation that nobody interrupts; remove the segment's name."""
         image: Image = run_apart(_prepare, self, (self.operation,))
         return image
 
@@ -103,7 +102,7 @@ class Scene:
         return Testimony(counters, state, round_at_stake, next_round)
 
     def act(self, mark: Mark) -> None:
-        """Be the process that dies: perform the operation between two marks."""
+        """Act as the process that dies: perform the operation between two marks."""
         acc: Any = shmacc.attach(NAME)
         begun = self.begin(acc)
         mark()
@@ -122,7 +121,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class GroupScene(Scene):
-    """A scene with a group of two sparse members and a dense one; ``width`` is for "rows".
+    """A scene with a group: two sparse members and a dense one. ``width`` is the width of "rows".
 
     Attributes:
         lanes: How many lanes the group has.
@@ -156,12 +155,12 @@ class Testimony(NamedTuple):
 
     counters: tuple[Any, ...]  # stats that only operations change, and contributors
     state: tuple[tuple[str, bytes], ...]  # from `state()`, before any change
-    content: tuple[Any, ...]  # its round, with one more gradient added to it
-    next_round: tuple[Any, ...]  # the round after that one
+    content: tuple[Any, ...]  # the current round, with one more gradient added to it
+    next_round: tuple[Any, ...]  # the next round, which has one gradient
 
 
 def path(name: str = NAME) -> str:
-    """Return the path of the scenes' segment, or of another one."""
+    """Return the path of the scenes' segment, or of the segment with another name."""
     return names.segment_name(name).path
 
 

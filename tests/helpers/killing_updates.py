@@ -29,7 +29,8 @@ _TABLE: Final = TableSpec((WIDTH,), initial=init.Uniform(-1, 1, seed=5))
 
 Gradient = dict[str, Any]
 State = tuple[tuple[str, bytes], ...]
-# The parameters' states: before the update, after it, after it with one more gradient.
+# The parameters' states: before the update, after it, and after it if the round has one more
+# gradient.
 Known = tuple[State, State, State]
 
 
@@ -43,7 +44,7 @@ class UpdateScene:
         lanes: The group's number of lanes.
         skips: Whether the chief skips the round.
         values: New contents that the chief sets, without an optimizer.
-        more: What else the chief asks the update for.
+        more: Further arguments of the update.
     """
 
     name: str
@@ -75,7 +76,7 @@ class UpdateScene:
         }
 
     def is_touched(self, known: Known) -> bool:
-        """Whether a reader may see contents other than those before the update."""
+        """Whether a reader sees contents that differ from those before the update."""
         return contents() != contents_in(known[0])
 
     def update(self, params: Parameters, taken: Any) -> bool:
@@ -97,9 +98,9 @@ class TableScene(UpdateScene):
     """An update of a table in which the chief dies.
 
     Attributes:
-        there: The ids of the first round.
+        there: The ids whose rows the first round has.
         gone: The ids that the first round removes.
-        changed: The ids of the second round, in whose update the chief dies.
+        changed: The ids whose rows the second round has; the chief dies in its update.
         removed: The ids that the second round removes.
     """
 
@@ -125,7 +126,7 @@ class TableScene(UpdateScene):
         return params.update(taken, self.values, remove={"t": self.removed}, **self.more)
 
     def is_touched(self, known: Known) -> bool:
-        """Check each row that a reader gets; return whether any differs from before."""
+        """Check each row that a reader gets; return whether any row has changed in the update."""
         before, after = (_rows_of(state) for state in known[:2])
         ids = np.array(sorted(before.keys() | after.keys()), np.int64)
         certain = before.keys() & after.keys()
@@ -159,7 +160,7 @@ def _rows_of(state: State) -> dict[int, Any]:
 
 
 def images(scene: UpdateScene, *operations: Operation) -> Images:
-    """Make the scene, do the operations; return both segments' images. Both names are removed."""
+    """Make the scene, do the operations, remove both names; return both segments' images."""
     made: Images = run_apart(_images, scene, operations)
     return made
 
@@ -202,7 +203,7 @@ def _states(scene: UpdateScene) -> Known:
 
 
 def testify(scene: UpdateScene, known: Known) -> bool:
-    """Act as the next chief: check that all or nothing of the update is there; remove both names.
+    """Act as the next chief: check that the update is in wholly or not at all; remove both names.
 
     Returns:
         Whether the update was there.

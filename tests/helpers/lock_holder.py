@@ -1,4 +1,4 @@
-"""A process blocks others: it holds the lock, or is stopped at the head of the queue."""
+"""Processes that block others: they hold the lock, or are stopped at the head of the queue."""
 
 import fcntl
 import os
@@ -26,9 +26,9 @@ def hold_byte(path: str, byte: int, *, pipe: Pipe) -> None:
 
 @contextmanager
 def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
-    """Have a stopped process hold the lock, or lock another byte, until it is killed or continued.
+    """Let a stopped process lock this byte, by default the lock's, until it is killed or continued.
 
-    The process is in no operation. Other tests stop a process within an operation.
+    The process is not within an operation. Other tests stop a process within an operation.
     """
     with Apart(hold_byte, names.segment_name(name).path, byte).ready() as holder:
         holder.signal(signal.SIGSTOP)
@@ -51,9 +51,9 @@ def stopped_head(name: str, num_required: int) -> Iterator[Apart]:
 
 
 def sleeps_in(name: str, pid: int, doing: str) -> bool:
-    """Whether the process sleeps in this wait, so that a stop does not find it with the lock.
+    """Whether the process sleeps in this wait, and so does not hold the lock.
 
-    Its activity alone does not show this: a process joins the queue while it has the lock.
+    Its activity alone does not show this: a process still holds the lock when it joins the queue.
     """
     return activity(name, pid) == doing and sleeps(pid)
 

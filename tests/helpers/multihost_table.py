@@ -1,4 +1,4 @@
-"""An owner, forwarders and shards whose messages a test passes on, one at a time."""
+"""An owner, forwarders and shards; the test delivers their messages, one at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmacc_hosts.world import TIMING
 
 
 class Table:
-    """An owner, and hosts that act only when the test says so, after a first report."""
+    """An owner, and hosts that have reported once, and then act only when the test says so."""
 
     def __init__(self, *hosts: str, step: int | None = 0, term: int = 1, shards: int = 1) -> None:
         self.owner = OwnerCore(term, step, TIMING, shards)
@@ -35,7 +35,7 @@ class Table:
             core.receive(self.owner.order(host, report.incarnation))
 
     def act(self, host: str) -> list[object]:
-        """Let a host follow its order; shipping succeeds at once."""
+        """Let a host follow its order. What it sends (`Do.SHIP`) arrives at once."""
         core, segment = self.hosts[host]
         done: list[object] = []
         while (action := segment.next_action(core)) is not None:
@@ -52,7 +52,7 @@ class Table:
         return done
 
     def follow(self) -> None:
-        """Let all hosts report, and then follow their orders; none reports what it has done."""
+        """Let all hosts report and then follow their orders; the results are not reported yet."""
         self.hear()
         for host in self.hosts:
             self.act(host)
@@ -65,7 +65,7 @@ class Table:
                 self.act(host)
 
     def pass_time(self, seconds: float, *hosts: str) -> None:
-        """Let time pass; these hosts go on reporting meanwhile."""
+        """Let time pass. Only these hosts report meanwhile."""
         end = self.now + seconds
         while self.now < end:
             self.now += 0.1
@@ -82,7 +82,7 @@ class Table:
         return self.owner.ask(ticket, required, self.now)
 
     def opened(self, required: int, ticket: str = "t", *hosts: str) -> Opened:
-        """Ask for a round, have hosts ship, and return the round."""
+        """Ask for a round, let hosts send their gradients, and return the round."""
         self.ask(required, ticket)
         self.settle(*hosts)
         opened = self.ask(required, ticket)
@@ -99,7 +99,7 @@ class Table:
 
 
 def with_a_gradient_each(*hosts: str, shards: int = 1) -> Table:
-    """Return a table of hosts with a reported gradient each, by contributors 1, 2 and so on."""
+    """Return a table whose hosts have each reported a gradient, of contributors 1, 2 and so on."""
     table = Table(*hosts, shards=shards)
     for contributor, host in enumerate(hosts, 1):
         assert table.apply(host, contributor)

@@ -1,4 +1,4 @@
-"""NumPy computes the first contents of tables' rows, after the docstrings of shmacc.init."""
+"""Computes the initial contents of tables' rows in NumPy, as shmacc.init documents them."""
 
 import re
 import statistics
@@ -14,7 +14,7 @@ from shmacc import init
 def rows(
     initial: init.Initial, ids: Any, row_shape: tuple[int, ...], dtype: Any = "float32"
 ) -> npt.NDArray[Any]:
-    """Return the rows of these ids before anything changes them."""
+    """Return the initial rows of these ids."""
     numbers = np.asarray(ids, np.int64).reshape(-1)
     width = int(np.prod(row_shape, dtype=np.int64))
     if isinstance(initial, init.Constant):
@@ -31,7 +31,7 @@ def rows(
 
 
 def words(seed: int, ids: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint64]:
-    """Return each row's random words of 32 bits, by Philox4x32-10."""
+    """Return each row's random 32-bit words, by Philox4x32-10."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     blocks = -(-width // 4)
     shape = (len(ids), blocks)

@@ -1,4 +1,4 @@
-"""A plain NumPy model of both accumulators: computes the expected answers in the obvious way.
+"""Models the dense and the sparse accumulator in NumPy: computes expected answers the obvious way.
 
 Nothing here is shared with the library: no segment, no hash, no kernel, no lock. Sums of integers
 are Python integers, rows are a dictionary, and checks run in the order that the library must keep.
@@ -17,8 +17,8 @@ Shape = tuple[int | None, ...] | None
 INT64_MAX: Final = 2**63 - 1
 
 
-class Refused(Exception):  # noqa: N818 - not an error of ours: what the library is expected to raise
-    """Names the error class that must be raised, and its message where the contract fixes it."""
+class Refused(Exception):  # noqa: N818 - it stands for the error that the library must raise
+    """The name of the error class that the library must raise; its message, if that is fixed."""
 
     def __init__(self, kind: str, message: str | None = None) -> None:
         super().__init__(kind, message)
@@ -31,7 +31,7 @@ def invalid(message: str | None = None) -> Refused:
 
 
 def text(shape: Shape) -> str:
-    """Print a shape as TensorFlow does, an unknown dimension as a question mark."""
+    """Return a shape as TensorFlow prints it: an unknown dimension is a question mark."""
     return "[" + ",".join("?" if d is None else str(d) for d in shape or ()) + "]"
 
 
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass
 class Model:
-    """What both kinds have in common: steps, counts, sealing and the arithmetic."""
+    """What the dense and the sparse model share: steps, counts, sealing and the arithmetic."""
 
     element: Element
     declared: Shape
@@ -77,7 +77,7 @@ class Model:
         self.sealed = False
 
     def take(self, num_required: int) -> Outcome:
-        """Return the result, drop the gradients and go to the next step; or only raise."""
+        """Return the result, drop the gradients, go to the next step; an error changes nothing."""
         if num_required <= 0:
             raise invalid(f"Argument num_required must be positive, but was {num_required}")
         self._need(num_required)
@@ -118,12 +118,12 @@ class Model:
         self.count = 0
 
     def widened(self, values: Array) -> Array:
-        """Bring values into the form that is summed: Python integers, or the sums' dtype."""
+        """Convert values to the type that is summed: Python integers, or the sums' dtype."""
         plain = values.view(self.element.plain) if self.element.quantised else values
         return plain.astype(object) if self.element.integral else plain.astype(self.element.sums)
 
     def add(self, total: Array, more: Array) -> Array:
-        """Add elementwise; an integer sum that leaves 64 bits is refused."""
+        """Add elementwise; refuse an integer sum that does not fit in 64 bits."""
         with np.errstate(all="ignore"):
             result: Array = np.asarray(total + more, dtype=total.dtype)
         if self.element.integral and result.size:
@@ -214,7 +214,7 @@ def _rows(array: Array) -> list[Array]:
 
 @dataclass
 class SparseModel(Model):
-    """The sparse accumulator: a dictionary of rows, each with how many gradients touched it."""
+    """The sparse accumulator: a dictionary of rows, and the number of gradients in each row."""
 
     rows: dict[int, tuple[Array, int]] = field(default_factory=dict)
     inner: tuple[int, ...] | None = None
@@ -268,7 +268,7 @@ class SparseModel(Model):
     def _check_arguments(
         self, indices: Array, values: Array, given: Array | None, *, fresh: bool
     ) -> None:
-        """Make the checks that need only the arguments; those of TensorFlow come first."""
+        """Make the checks that need only the arguments; TensorFlow's checks come first."""
         self._check_ranks(indices, values)
         shape = [] if given is None else [int(d) for d in given.reshape(-1)]
         declared = self.declared or ()

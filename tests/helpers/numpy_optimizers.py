@@ -1,4 +1,4 @@
-"""The optimizers' updates in NumPy, after their docstrings; the library must give the same bits."""
+"""Computes optimizers' updates in NumPy from their docstrings; the library must give these bits."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ class Reference:
 
     Args:
         optimizer: The array's optimizer.
-        contents: The array's first contents.
+        contents: The array's initial contents.
     """
 
     def __init__(self, optimizer: optim.Optimizer, contents: Array) -> None:
@@ -35,7 +35,7 @@ class Reference:
         }
 
     def update(self, gradient: Array, rows: Array | None = None, rate: float | None = None) -> None:
-        """Apply a gradient, of these rows or of all."""
+        """Apply a gradient of these rows; None: of all rows."""
         as_torch = getattr(self.optimizer, "as_torch", False)
         if rows is not None and len(rows) == 0:
             self.updates += as_torch
@@ -63,7 +63,7 @@ class Reference:
 
 
 def by_name(optimizer: optim.Optimizer, contents: Mapping[str, Any]) -> dict[str, optim.Optimizer]:
-    """Return the optimizer for each member; without a constraint of norms if its rows have none."""
+    """Return each member's optimizer; without a norm constraint if rows are single numbers."""
     plain = dataclasses.replace(optimizer, constraint=None)
     of_norms = isinstance(optimizer.constraint, optim.UnitNorm | optim.MaxNorm)
     found = {}
@@ -74,7 +74,7 @@ def by_name(optimizer: optim.Optimizer, contents: Mapping[str, Any]) -> dict[str
 
 
 def constrained(by: optim.Constraint | None, p: Array) -> Array:
-    """Return rows, everything behind the first dimension, as a constraint has them."""
+    """Apply a constraint to rows; a row is everything behind the first dimension."""
     limits = np.array(dataclasses.astuple(by) if by else (), p.dtype)
     if isinstance(by, optim.NonNeg):
         return np.where(p < 0, p.dtype.type(0), p)
@@ -185,7 +185,7 @@ ALL = (
     optim.Ftrl(0.1, l1=0.01, l2=0.1), optim.Ftrl(0.1, -0.7, 0.2, 0.01),
     optim.SGD(0.1, constraint=optim.Clip(-0.5, 0.75)), optim.AdamW(0.1, constraint=optim.NonNeg()),
 )  # fmt: skip
-"""Every optimizer, with options for each of its formulas; for arrays of any shape."""
+"""Every optimizer, with options that select each of its formulas. Arrays may have any shape."""
 
 OF_ROWS = (
     optim.SGD(0.1, constraint=optim.UnitNorm()),
@@ -193,4 +193,4 @@ OF_ROWS = (
     optim.Adam(0.1, constraint=optim.MaxNorm(0.5)),
     optim.AdamW(0.1, constraint=optim.UnitNorm()),
 )
-"""Optimizers with constraints of norms, for arrays of two dimensions and more."""
+"""Optimizers with norm constraints. Arrays must have at least two dimensions."""

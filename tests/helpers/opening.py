@@ -1,4 +1,4 @@
-"""Tests of opening and of names share these names, files and calls."""
+"""Names, files and calls that tests of opening and tests of names share."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def apply(acc: Any) -> bool:
     return accepted
 
 
-# Calls of an accumulator that need its segment; those that apply depend on the gradient's shape.
+# Calls that need an accumulator's segment. Applies are left out: they depend on the gradient.
 USES: Final[tuple[Callable[[Any], object], ...]] = (
     lambda acc: acc.take(1, timeout=0), lambda acc: acc.take_grad(1, timeout=0),
     lambda acc: acc.take_partial(0, timeout=0), lambda acc: acc.set_global_step(7),

@@ -1,6 +1,6 @@
-"""A process gets a private /dev/shm of any size.
+"""Gives a process a private /dev/shm of any size.
 
-As a script, this exits with status 0 if the system allows it.
+Run as a script, it exits with status 0 if the system allows that.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ MS_REC_PRIVATE: Final = 0x4000 | 1 << 18
 
 
 def enter_own_shm(size: int) -> None:
-    """Give this process, and those it starts from now on, a /dev/shm of `size` bytes."""
+    """Give this process, and the processes that it starts later, a /dev/shm of `size` bytes."""
     enter_own_namespace()
     mount("tmpfs", "/dev/shm", "tmpfs", options=f"size={size},mode=1777")  # noqa: S108
 
 
 def enter_own_namespace() -> None:
-    """Enter a mount namespace: as root, or else as the root of a user namespace."""
+    """Enter a new mount namespace; without root's rights, in a new user namespace."""
     if os.geteuid() == 0:
         call("unshare", CLONE_NEWNS)
     else:
@@ -52,13 +52,13 @@ def call(name: str, *args: Any) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:  # noqa: PTH123  nothing of a path is needed
+    with open(path, "w", encoding="ascii") as file:  # noqa: PTH123  no Path is needed
         file.write(text)
 
 
 def available() -> bool:
     """Whether `enter_own_shm` works here."""
-    # Try in a new process: this one may have threads, and cannot enter a user namespace then.
+    # Try in a new process: this process may have threads, and then cannot enter a user namespace.
     probe = subprocess.run([sys.executable, __file__], capture_output=True, check=False)
     return probe.returncode == 0
 

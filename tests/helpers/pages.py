@@ -16,7 +16,7 @@ PAGES: Final = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "tools" / "model" / "README.md",
 ]
-# The programs of each of these belong together, and run in tests of their own.
+# The programs of each of these two pages belong together. Other tests run them.
 README: Final = ROOT / "README.md"
 TUTORIAL: Final = ROOT / "docs" / "tutorial.md"
 FIRST: Final = ROOT / "docs" / "examples" / "first"
@@ -33,9 +33,9 @@ def page_id(page: Path) -> str:
 
 
 def programs(*, with_others: bool) -> dict[str, str]:
-    """Return the pages' Python blocks that import `_OTHERS` or not, by page and number.
+    """Return the pages' Python blocks that import `_OTHERS`, or the rest, by page and number.
 
-    `make test-ray` runs those that need a cluster.
+    Blocks that need a Ray cluster are left out: `make test-ray` runs them.
     """
     return {
         f"{page_id(page)}-{number}": program
@@ -52,8 +52,7 @@ def programs(*, with_others: bool) -> dict[str, str]:
 def examples(*, with_others: bool) -> list[Path]:
     """Return the programs in docs/examples that import `_OTHERS`, or the rest.
 
-    README's have tests of their own. Programs over Ray need a cluster, and `make test-ray` runs
-    them.
+    README's programs have tests of their own. `make test-ray` runs programs for a Ray cluster.
     """
     found = sorted((ROOT / "docs" / "examples").rglob("*.py"))
     found = [path for path in found if path.parent.name not in {"first", "ray"}]
@@ -102,7 +101,7 @@ def run_commands(
 ) -> None:
     """Run the commands of a block in a folder and a virtual environment.
 
-    Check that they print what the block shows, as far as `compared` returns it.
+    Check that they print what the block shows, after `compared` has simplified both texts.
     """
     path = f"{environment / 'bin'}:{os.environ['PATH']}"
     for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE):

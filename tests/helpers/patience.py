@@ -1,9 +1,9 @@
-"""No wait of the library lasts long in a test: a process looks at all segments of the test.
+"""Fails a test if a wait of the library lasts too long: a process watches the test's segments.
 
-It finds the waits by the inspector, in every process of the test, however that was started; and a
-wait without a timeout stays one. If a wait lasts too long, the test fails at once, by an error that
-names the process, what it waits for, and the counters. A test whose waits are meant to last says
-how long they may: ``@pytest.mark.patience(60)``.
+The watching process finds the waits by `shmacc.inspection`, in every process of the test, however
+it was started. The waits themselves need no timeouts. The test fails at once, with an error that
+names the waiting process, what it waits for, and the counters. A test whose waits may last longer
+says how many seconds: ``@pytest.mark.patience(60)``.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _NO_WAITS: Final = UNDER_THE_LOCK | {Activity.IDLE, Activity.UPDATES, Activity.W
 
 
 class Watchdog:
-    """The process that looks, and the signal by which it ends a test."""
+    """Starts the watching process, and handles the signal by which it fails a test."""
 
     def __enter__(self) -> Self:
         self._before = signal.signal(_TOO_LONG, self._fail)
@@ -47,7 +47,7 @@ class Watchdog:
         signal.signal(_TOO_LONG, self._before)
 
     def watch(self, namespace: str, seconds: float) -> None:
-        """From now on look at this namespace; ``""``: at no namespace."""
+        """From now on watch this namespace; ``""``: no namespace."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{json.dumps([namespace, seconds])}\n".encode())
         self._process.stdin.flush()
@@ -60,9 +60,9 @@ class Watchdog:
 
 
 def waits_longer_than(seconds: float, namespace: str) -> Iterator[str]:
-    """Describe each wait that lasts longer, and the segment's counters."""
+    """Describe each wait that has lasted longer than this, with the segment's counters."""
     for name in inspection.list_names(namespace=namespace):
-        with contextlib.suppress(ShmaccError):  # it is gone, or damaged on purpose
+        with contextlib.suppress(ShmaccError):  # the segment is gone, or damaged on purpose
             yield from _of_segment(inspection.describe(name.system_name), time.time() - seconds)
 
 
@@ -86,7 +86,7 @@ def _of_segment(seen: inspection.Description, until: float) -> Iterator[str]:
 
 
 def main(watched: int) -> None:
-    """Look at the namespace that was written last, until no process can write one."""
+    """Watch the namespace that standard input named last, until standard input is closed."""
     namespace, seconds, began, text = "", 0.0, 0.0, b""
     while True:
         if select.select([0], [], [], _PERIOD)[0]:

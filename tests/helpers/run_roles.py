@@ -1,4 +1,4 @@
-"""Tests of `shmacc.run` have these chiefs and workers, and kill them."""
+"""Chiefs and workers for tests of `shmacc.run`, and a function that kills them."""
 
 import os
 import random
@@ -35,7 +35,7 @@ def note(rank: int, folder: str, text: str) -> None:
 
 
 def collected(folder: str) -> dict[str, str]:
-    """Return what the workers noted: a file named by each rank, renamed when it is complete."""
+    """Wait for all workers' notes; return them by rank. A file gets its name when complete."""
     while len(found := sorted(Path(folder).glob("[0-9]"))) < WORKERS:
         time.sleep(0.01)
     return {path.name: path.read_text() for path in found}
@@ -75,7 +75,7 @@ def fail_until_third_time(path: str, what: str) -> int:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether a process has ended, whether or not anybody has reaped it."""
+    """Return whether a process has ended, reaped or not."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -92,7 +92,7 @@ def parameters(steps: int) -> shmacc.Parameters:
 
 
 def lead(journal: str, steps: int) -> Any:
-    """Return the parameters after so many steps."""
+    """Train until this step; return the parameters' rows."""
     _note("chief", journal)
     with (
         parameters(steps) as params,
@@ -124,7 +124,7 @@ def _note(role: str, journal: str) -> None:
 
 
 def kill_at_random(journal: Path, kills: int, over: threading.Event) -> None:
-    """Kill the latest of a role's processes, so many times, each of them at most once."""
+    """Kill a random role's latest process, `kills` times, but no process twice."""
     chosen, killed = random.Random(7), set[str]()
     while len(killed) < kills and not over.wait(chosen.random() * 0.02):
         latest = dict(line.rsplit(" ", 1) for line in journal.read_text().splitlines())

@@ -17,8 +17,8 @@ class SegmentFile:
     """A segment's file, open for reading and writing.
 
     Use it in a process that does not have the segment attached: closing the file drops the
-    process's record locks on the file. Records of lanes and members are those of the lane and
-    member that `look_at` has chosen, at first the first ones.
+    process's record locks on the file. Records of lanes and members are read from the lane and the
+    member that `look_at` has chosen; before that, from the first lane and member.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -37,7 +37,7 @@ class SegmentFile:
         os.close(self._fd)
 
     def look_at(self, lane: int, member: int) -> None:
-        """Use the records of another lane and member, each modulo the number of them."""
+        """Use the records of another lane and member; both numbers wrap around."""
         self.table = replace(
             self.table, lane=lane % self.table.lanes, member=member % (self.table.members + 1)
         )
@@ -80,5 +80,5 @@ class SegmentFile:
         return valid.index(max(valid))
 
     def committed(self, kind: str) -> Any:
-        """Return the committed copy of a record that is kept twice."""
+        """Return the committed copy of a record that has two copies."""
         return self.record(kind, self.current(kind))

@@ -1,8 +1,8 @@
-"""The tests describe the records of a segment's file a second time, after native/base.
+"""Describes the records of a segment's file for tests, independently of native/base.
 
-A test that damages a segment and corrects its checksums must not rely on the code under test, so
-nothing that is read or written by hand comes from the extension: only the numbers of regions and
-other bounds do. `test_damaged_layout.py` compares these records with live segments.
+A test that damages a segment and corrects its checksums must not rely on the code under test. So
+only the numbers of regions and other bounds come from the extension. `test_damaged_layout.py`
+compares these records with live segments.
 """
 
 import ctypes
@@ -225,7 +225,7 @@ _MEMBER_BYTES: Final = 2 * ctypes.sizeof(MemberState)
 
 @dataclass(frozen=True)
 class Table:
-    """The offsets of one lane's part of one member, in a segment of `members` and `lanes`.
+    """The offsets of one member in one lane, in a segment with `members` members and `lanes` lanes.
 
     The member after the last one is the set of contributors.
     """
@@ -241,12 +241,12 @@ class Table:
 
     @property
     def states(self) -> int:
-        """Where the lane's part of the region "states" begins."""
+        """The offset of the lane's part of the region "states"."""
         return region("states") + self.lane * self.bytes_of_lane
 
     @property
     def bytes_of_lane(self) -> int:
-        """How many bytes of the region "states" belong to one lane."""
+        """The size of one lane's part of the region "states"."""
         return _MEMBERS + (self.members + 1) * _MEMBER_BYTES
 
     @property
@@ -268,7 +268,7 @@ class Table:
         return RECORDS[kind][2](self)
 
 
-# Each kind of record: its structure, how many of them tests use, and the offset of the first.
+# For each kind of record: its structure, how many records tests use, and the first one's offset.
 RECORDS: Final[dict[str, tuple[type[ctypes.Structure], int, Callable[[Table], int]]]] = {
     "config": (Config, 1, lambda _: 0), "unlinked": (Word, 1, lambda _: UNLINKED),
     "keeper": (Word, 1, lambda _: UNLINKED + 8), "generation": (Word, 1, lambda _: GENERATION),
@@ -311,7 +311,7 @@ FILE_SIZE: Final = SINGLE.file_size
 
 
 def mix_words(data: bytes) -> int:
-    """Return the checksum of these bytes, whose number is a multiple of 8."""
+    """Return the checksum of these bytes; their number must be a multiple of 8."""
     hashes = [0x9E3779B97F4A7C15, 1, 2, 3]
     for i, (word,) in enumerate(struct.iter_unpack("<Q", data)):
         hashes[i % 4] = _mixed(hashes[i % 4], word)

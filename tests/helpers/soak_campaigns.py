@@ -1,7 +1,7 @@
 """The soak's campaigns: processes apply to one accumulator, and are killed and replaced meanwhile.
 
 Workers and takers write down in the books what they are about to do, and how it ended. At the end
-every accepted gradient must be in one take, once, in all of its members.
+every accepted gradient must be in exactly one take, once, in all of its members.
 """
 
 import os
@@ -48,14 +48,14 @@ class Campaign:
     """Carries out a plan for some seconds."""
 
     def __init__(self, plan: Plan) -> None:
-        """Make the accumulator; it is removed by `run`."""
+        """Make the accumulator. `run` removes it."""
         self.title, self._plan = plan.title, plan
         jobs = [work] * plan.gradients.workers + [take] * TAKERS
         self._books = books = Books(len(jobs))
         self._processes = RandomKills(
             books, [partial(job, books, plan, _NAME, slot) for slot, job in enumerate(jobs)]
         )
-        # Chiefs restore the round that they hold, which would start a finished run again.
+        # Chiefs restore the round that they hold. This would reopen a finished run.
         self._finishes = not plan.chief and random.random() < _FINISHED
         plan.create(_NAME).close()
 
@@ -93,8 +93,8 @@ class RandomKills:
     """Processes that are killed, stopped for a while, continued and replaced at random.
 
     Args:
-        books: Where deaths are noted.
-        jobs: The functions of the processes, by slot.
+        books: The books in which deaths are noted.
+        jobs: The functions of the processes; a process's slot is its index here.
     """
 
     def __init__(self, books: Books, jobs: list[Callable[[], None]]) -> None:
@@ -134,11 +134,10 @@ class RandomKills:
                 self.kill(slot)
 
     def start(self, slot: int) -> None:
-        """Start the slot's process."""
         self._processes[slot] = Apart(self._jobs[slot])
 
     def kill(self, slot: int) -> bool:
-        """Kill the slot's process; return whether there was one. Raises what ended it before."""
+        """Kill the slot's process; return whether there was one. If it had failed, raise why."""
         process = self._processes.pop(slot, None)
         if process is None:
             return False
@@ -170,7 +169,7 @@ class RandomKills:
                 os.kill(self._processes[slot].pid, signal.SIGCONT)
 
     def ends(self, slot: int, deadline: float) -> bool:
-        """Wait for a process; return whether it ended in time. Raises what ended it."""
+        """Wait for a process; return whether it ended in time. If it failed, raise why."""
         if slot not in self._processes:
             return True
         while not self._processes[slot].pipe.poll(_PAUSE / 2):
@@ -183,15 +182,15 @@ class RandomKills:
 
 
 class _GivenUpError(Exception):
-    """Raised in a round's block."""
+    """Leaves a round's block, which gives the round up."""
 
 
 class FailedError(Exception):
-    """Ends a worker's turn, which then begins again."""
+    """Ends a worker's loop as a failure; the worker then attaches again."""
 
 
 def work(books: Books, plan: Plan, name: str, slot: int) -> None:
-    """Apply gradients, one after another, and keep accounts; fail now and then."""
+    """Apply gradients one after another, and note them in the books; fail now and then."""
     while True:
         try:
             return _work(books, plan, name, slot)
@@ -219,10 +218,10 @@ def _work(books: Books, plan: Plan, name: str, slot: int) -> None:
 
 
 def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
-    """Apply a gradient, unless its fate is settled.
+    """Apply a gradient if its fate is still open.
 
-    A worker that was killed in an apply applies a gradient with a contributor once more, for the
-    same step. Without a contributor it is not applied again: nobody can say whether it is in.
+    If a worker was killed in an apply, its successor applies the gradient again, for the same step.
+    But a gradient without a contributor is not applied again: it could be in a round twice.
     """
     fate, contribute = books.fate[number], plan.gradients.contribute
     if fate > Fate.BEGUN or (fate == Fate.BEGUN and not contribute):
@@ -258,7 +257,7 @@ def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
 
 
 def take(books: Books, plan: Plan, name: str, slot: int) -> None:
-    """Take round after round, and keep accounts."""
+    """Take round after round, and note the rounds in the books."""
     acc = _attach(books, name, slot)
     with acc:
         while not books.stopping and acc.running:
@@ -298,7 +297,7 @@ def _take(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) 
 
 
 def _have_round(books: Books, plan: Plan, acc: Any, slot: int, terms: dict[str, Any]) -> None:
-    """Note the round in its block; then end it, give it up, or restore its accumulator."""
+    """Note the round in its block; then consume it, give it up, or restore its accumulator."""
     restored = False
     try:
         required = random.choice(_REQUIRED)

@@ -1,8 +1,8 @@
-"""The soak's accumulators; a take of one shows exactly which gradients are in it.
+"""The soak's accumulators. The result of a take shows exactly which gradients are in it.
 
-A gradient's part in a member is one of a few ready-made bodies, plus a mark for the gradient's
-number. All values are small integers, so sums are exact: a take must equal the sum of the gradients
-whose marks it shows.
+In each member, a gradient is one of a few ready-made arrays, its body, plus a mark that shows the
+gradient's number. All values are small integers, so sums are exact: a take must equal the sum of
+the gradients whose marks it shows.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 Truths = npt.NDArray[np.bool_]
 
 TURNS: Final = 1024
-"""A round has fewer gradients of one worker than this."""
+"""A round has fewer than this number of gradients from one worker."""
 
 _WEIGHTS: Final = 3
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
@@ -28,10 +28,10 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ra
 class Gradients:
     """Derives a gradient's worker, members and weight from its number."""
 
-    workers: int  # consecutive numbers belong to them in turn
+    workers: int  # consecutive gradients belong to the workers in turn
     members: int = 1  # members of the accumulator
-    # Each gradient's contributor is its number. A worker that was killed applies it again, and it
-    # must not be in a round twice.
+    # Whether a gradient's number is its contributor: after a kill it is applied again, and must
+    # not be in a round twice.
     contribute: bool = False
     weighted: bool = False  # weights of 1 to 3
 
@@ -41,11 +41,11 @@ class Gradients:
 
     @property
     def places(self) -> int:
-        """The number of places, see `place`."""
+        """The number of places; `place` says what a place is."""
         return self.workers * TURNS
 
     def place(self, numbers: Numbers) -> Numbers:
-        """Return where these gradients put dense marks. In a round no two places are equal."""
+        """Return the indices of these gradients' dense marks; in a round, all indices differ."""
         return numbers % self.workers * TURNS + numbers // self.workers % TURNS
 
     def place_weights(self, places: Numbers) -> Numbers:
@@ -53,7 +53,6 @@ class Gradients:
         return 1 + places % _WEIGHTS if self.weighted else np.ones_like(places)
 
     def weights(self, numbers: Numbers) -> Numbers:
-        """Return the weights of these gradients."""
         return self.place_weights(self.place(numbers))
 
     def touches(self, numbers: Numbers) -> Truths:
@@ -66,7 +65,7 @@ class Gradients:
 
 
 _BODIES: Final = 8
-_BASE: Final = 2 * MOST  # added to each dense mark, so that sums show how often they contain it
+_BASE: Final = 2 * MOST  # added to each dense mark, so that a sum shows how many marks it contains
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _weight_of_bodies(numbers: Numbers, weights: Numbers) -> Numbers:
 
 
 class SparseMember:
-    """Rows: all gradients share the first ones, and each has a row of its own above them."""
+    """Rows: all gradients share the first rows; after these, each gradient has its own row."""
 
     def __init__(self, dtype: str, width: int, reduction: str, rows: int, touched: int) -> None:
         """Make the bodies. Each touches `touched` of the shared `rows`."""
@@ -108,7 +107,7 @@ class SparseMember:
             values = rng.integers(-4, 5, size=(touched + 1, width))
             self._sums[body, indices] = values[:-1]
             self._touches[body, indices] = 1
-            # `part` makes the last row the gradient's own.
+            # The last row is the gradient's own: `part` fills it in.
             self._bodies.append((np.append(indices, 0), values.astype(dtype)))
 
     def part(self, gradients: Gradients, number: int) -> tuple[Array, ...]:  # noqa: ARG002
@@ -143,10 +142,10 @@ class SparseMember:
 
 
 class DenseMember:
-    """An array: all gradients share the first elements, and each has its own one after them."""
+    """An array: all gradients share the first elements; after these, each has its own element."""
 
     def __init__(self, dtype: str, shared: int, reduction: str, places: int) -> None:
-        """Make the bodies: `shared` elements, then `places` for marks."""
+        """Make the bodies: `shared` elements, then `places` elements for marks."""
         self.spec = shmacc.TensorSpec((shared + places,), dtype, reduction_type=reduction)
         self._reduction, self._shared = reduction, shared
         rng = np.random.default_rng(shared)
@@ -192,10 +191,10 @@ MOST_WAITING: Final = 512
 
 @dataclass(frozen=True)
 class Contents:
-    """The result of a take."""
+    """What the result of a take contains."""
 
     numbers: Numbers  # the gradients in it, ascending
-    torn: int  # gradients missing from some members, and members that are not their sum
+    torn: int  # gradients missing from some members, and members with wrong sums
     repeated: int  # gradients that are in it more than once
     misreported: int  # counts, weights and lists of contributors that are wrong
 
@@ -207,8 +206,8 @@ class Plan:
     title: str
     members: dict[str, Member]  # by name; a single accumulator has one, named ""
     gradients: Gradients
-    # True: all takes are rounds and are noted in their blocks, so none is missed. False: a take is
-    # noted when it is over, if its taker still lives.
+    # Whether all takes are rounds, noted in their blocks, so that the books have every take. If
+    # not, a take is noted when it is over, if its taker still lives.
     chief: bool = False
     lanes: int = 1
     capacity: int | None = None
@@ -218,7 +217,6 @@ class Plan:
         return "" in self.members
 
     def create(self, shared_name: str) -> Any:
-        """Make the accumulator."""
         specs = {name: member.spec for name, member in self.members.items()}
         if not self._is_single:
             return shmacc.AccumulatorGroup(
@@ -257,7 +255,7 @@ class Plan:
         return bool(acc.apply(parts, step, **terms))
 
     def note(self, books: Books, process: int, taken: Any) -> None:
-        """Record a take, or a round before its end."""
+        """Record a take, or a round that is still open."""
         books.note(process, self.check(books, process, taken), taken.step, taken.count)
 
     def check(self, books: Books, process: int, taken: Any) -> Numbers:

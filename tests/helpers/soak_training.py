@@ -1,17 +1,17 @@
-"""The soak's training: parameters that stay right though all workers and chiefs are killed.
+"""The soak's training: parameters must stay right although workers and chiefs are killed.
 
 Workers apply one gradient a step. One chief at a time has a round, in which it updates the
-parameters; the others stand by. All of them are killed, stopped and replaced at random. Now and
-then the power fails: all workers are killed, and perhaps the segments are lost. Then the run goes
-on from a file that a chief has saved; the process that loads it may be killed, too.
+parameters; the other chiefs stand by. All processes are killed, stopped and replaced at random. Now
+and then the power "fails": all workers are killed, and perhaps the segments are lost. Then the run
+goes on from a file that a chief has saved; the process that loads the file may be killed, too.
 
 A gradient is a function of its worker, of the step and of the parameters that it was computed
 from. Each round has one gradient of each worker. So the parameters are a function of the step, and
 one process alone can compute them: whatever was lost, doubled, torn or read too early shows in each
 later step. Gradients are small integers, so that sums are the same in any order.
 
-The ledger has a row for each step. A round adds a digit for each worker there, so the row shows
-which gradients were in the round, and how often the round was put into the parameters.
+The array "ledger" has a row for each step. A round adds a digit for each worker to its step's row.
+So the row shows which gradients were in the round, and how often it changed the parameters.
 """
 
 import random
@@ -38,12 +38,12 @@ _SKIPPED: Final = 13  # one round in 13 is skipped
 _GROUP, _PARAMS = "soak", "soak.parameters"
 _TIMEOUT: Final = 0.25  # seconds of each wait, so that the request to stop is noticed
 _BETWEEN_FAILURES: Final = 1.0  # seconds between two failures of all power, on the average
-_LIFE_OF_A_LOADER: Final = 0.02  # mean seconds until the first is killed; later ones live longer
+_LIFE_OF_A_LOADER: Final = 0.02  # mean seconds until the first one is killed; later ones get more
 # Probabilities:
-_RAISES: Final = 0.03  # a block raises before its update; likewise after it
+_RAISES: Final = 0.03  # a block raises before its update; the same again after it
 _LOOKED_AT: Final = 0.2  # a chief looks at the parameters, after its update
 _SAVED: Final = 0.05  # a chief saves everything
-_REBOOTED: Final = 0.5  # the segments are lost in a failure, too
+_REBOOTED: Final = 0.5  # a power failure loses the segments, too
 _TRIED: Final = 0.5  # workers run between two attempts to load
 
 CONTENTS: Final[dict[str, Any]] = {
@@ -87,7 +87,7 @@ def digit(worker: int) -> float:
 
 
 def update(params: Parameters, taken: Any) -> bool:
-    """Update the parameters by a round, or skip it; False: the round was in them already."""
+    """Update the parameters by a round, or skip the round; return False if that was done before."""
     if skips(taken.step):
         return params.skip(taken)
     return params.update(taken, {"own": params["own"] * 3 + taken.step})
@@ -108,7 +108,7 @@ def digest(arrays: Any) -> int:
 
 
 def check(books: Books, process: int, step: int, arrays: Any) -> None:
-    """Note the parameters at that step, or compare them with those noted."""
+    """Note the digest of the parameters at this step; compare it with an earlier note, if any."""
     ledger, found = arrays["ledger"][:, 0], digest(arrays)
     torn = ledger[step:].any() or int(books.digests[step]) not in {0, found}
     books.add(process, Count.TORN, bool(torn))
@@ -116,7 +116,7 @@ def check(books: Books, process: int, step: int, arrays: Any) -> None:
 
 
 def reference(workers: int) -> Iterator[Parameters]:
-    """Yield the parameters of one process alone: at the start, and after each round."""
+    """Train parameters in this process alone; yield them at the start and after each round."""
     with (
         Parameters(CONTENTS, optimizer=OPTIMIZERS) as params,
         AccumulatorGroup(specs(params), reduction_type="SUM") as group,
@@ -130,7 +130,7 @@ def reference(workers: int) -> Iterator[Parameters]:
 
 
 class _OopsError(Exception):
-    """Raised in a round's block."""
+    """Leaves a round's block, which gives the round up."""
 
 
 def _attach() -> tuple[AccumulatorGroup, Parameters]:
@@ -146,7 +146,7 @@ def work(worker: int) -> None:
 
 
 def lead(books: Books, slot: int, workers: int, path: Path) -> None:
-    """Act as a chief, or wait until one is needed."""
+    """Act as a chief; stand by while another chief has the round."""
     random.seed()
     group, params = _attach()
     with group, params:
@@ -200,7 +200,7 @@ def load(books: Books, slot: int, path: Path) -> None:
 
 
 def _create() -> None:
-    """Make the segments of a new run, unless they are there."""
+    """Make the segments of a new run if there are none."""
     with Parameters(CONTENTS, _PARAMS, optimizer=OPTIMIZERS) as params:
         AccumulatorGroup(specs(params), _GROUP, reduction_type="SUM").close()
 
@@ -238,7 +238,7 @@ class Training:
     def _perhaps_fail(self) -> None:
         """Simulate a power failure now and then; the run goes on from the file.
 
-        Only a load without workers is allowed, so they are killed first. Chiefs may stand by.
+        A load is allowed only without workers, so they are killed first. Chiefs may stand by.
         """
         if time.monotonic() < self._next_failure:
             return
@@ -270,7 +270,7 @@ class Training:
             self._processes.kill(slot)
 
     def _is_loaded(self, life: float) -> bool:
-        """Start a loader, and kill it after `life` seconds; return whether it ended before."""
+        """Start a loader, kill it after `life` seconds; return whether it had finished by then."""
         self._processes.start(self._loader)
         ended = self._processes.ends(self._loader, time.monotonic() + life)
         self._books.add(self._loader, Count.IN_LOAD, self._processes.kill(self._loader))

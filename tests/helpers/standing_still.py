@@ -21,17 +21,17 @@ NAME: Final = "still"
 
 
 def begin(crew: Crew, *deeds: Callable[[Any], Any], name: str = NAME) -> Apart:
-    """Start a process that does the deeds in order and leaves; return when it is attached."""
+    """Start a process that attaches, calls each deed and leaves; return once it is attached."""
     return start(crew, do, name, *deeds)
 
 
 def once(crew: Crew, *deeds: Callable[[Any], Any], name: str = NAME) -> None:
-    """Let a process do the deeds in order, and wait for its end."""
+    """Run a process that attaches, calls each deed and leaves."""
     crew.start(do, name, *deeds).result()
 
 
 def do(name: str, *deeds: Callable[[Any], Any]) -> None:
-    """Attach, do the deeds in order, and leave."""
+    """Attach, call each deed with the accumulator, in order, and leave."""
     with shmacc.attach(name) as acc:
         for deed in deeds:
             deed(acc)
@@ -51,14 +51,14 @@ def apply(acc: Any, step: int = shmacc.NEVER_STALE) -> bool:
 
 
 def work(acc: Any) -> None:
-    """Be a worker of a synchronous job, for a round."""
+    """Act as a worker of a synchronous job for one round."""
     step = acc.global_step
     apply(acc, step)
     acc.wait_step(step)
 
 
 def take(number: int) -> Callable[[Any], Any]:
-    """Return a deed that takes `number` gradients, unless it is cancelled."""
+    """Return a function that takes `number` gradients, or returns if the take is cancelled."""
 
     def deed(acc: Any) -> None:
         with contextlib.suppress(errors.CancelledError):
@@ -73,7 +73,7 @@ def wait_for_ever(acc: Any) -> None:
 
 
 def hold_a_round(acc: Any) -> None:
-    """Be a chief that computes in its block."""
+    """Open a round, and stay in its block for ever."""
     with acc.round(1):
         signal.pause()
 
@@ -133,7 +133,7 @@ def problem() -> str:
 
 
 def seen_in_every_verb(kind: StallKind, command: str | None) -> None:
-    """Check that the library and all verbs show this cause, and the remedy."""
+    """Check that the library and all verbs of the command show this cause, and the remedy."""
     seen(kind, command)
     (listed,) = ask("list", NAME)["segments"]
     assert [stall["kind"] for stall in listed["stalls"]] == [kind]

@@ -1,4 +1,4 @@
-"""A forked child stands still before and after each of its system calls (ptrace)."""
+"""Stops a forked child before and after each of its system calls, by ptrace."""
 
 import ctypes
 import errno
@@ -28,14 +28,14 @@ _GET_SYSCALL_INFO: Final = 0x420E
 _POKEUSER: Final = 6
 _AT_A_CALL: Final = 0x85
 
-# Where the kernel keeps a stopped process's registers; a call is made to fail by writing them.
+# Offsets of a stopped process's registers. Writing them makes a system call fail.
 _MACHINE: Final = "x86_64"
 _NUMBER, _RESULT = 15 * 8, 10 * 8
 
 _F_GETLK: Final = 5
 _F_SETLK: Final = 6
 
-# The numbers of calls that are made to fail.
+# The numbers of system calls that tests make fail.
 NAMES: Final = {
     2: "open", 6: "lstat", 9: "mmap", 10: "mprotect", 12: "brk", 17: "pread64", 18: "pwrite64",
     21: "access", 25: "mremap", 28: "madvise", 72: "fcntl", 73: "flock", 77: "ftruncate",
@@ -88,7 +88,7 @@ class Calling(Traced):
                 yield Call(info.op == 1, info.number, tuple(info.arguments))
 
     def no_lock(self, call: Call) -> int:
-        """Return the error of a kernel without memory for locks; 0: the call works."""
+        """Return the errno of this call in a kernel without memory for locks; 0: it works."""
         if NAMES.get(call.number) != "fcntl" or self.lets_go(call):
             return 0
         return {_F_GETLK: errno.ENOMEM, _F_SETLK: errno.ENOLCK}.get(call.arguments[1], 0)
@@ -107,7 +107,7 @@ class Calling(Traced):
         return int.from_bytes(kind, sys.byteorder) == fcntl.F_UNLCK
 
     def fail(self, code: int) -> None:
-        """Skip the call before which the child is stopped, and let it return this error."""
+        """Let the call before which the child is stopped fail with this errno; it is not made."""
         ptrace(_POKEUSER, self.pid, -1, _NUMBER)
         self._go(SYSCALL)
         assert self.stopped_by == _AT_A_CALL
@@ -138,7 +138,7 @@ needs_failures = pytest.mark.skipif(
     reason=f"knows the registers of {_MACHINE} only, or: {_cannot_stop()}",
 )
 
-# Errors that tmpfs and other parts of the kernel may return; EINTR where they can be interrupted.
+# Errors that tmpfs and other parts of the kernel may return, with EINTR for interruptible calls.
 # Closing a file never fails, nor does fstat. brk reports failure not by an error number, but by a
 # result that is too small: glibc takes any other result for memory.
 _ANY_PATH: Final = (errno.ENOMEM,)

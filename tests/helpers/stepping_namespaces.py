@@ -1,4 +1,4 @@
-"""Processes run in pid namespaces of their own, where the pids of others mean nothing."""
+"""Runs processes in pid namespaces of their own, where pids of other processes mean nothing."""
 
 import os
 import signal
@@ -72,10 +72,10 @@ def _govern(govern: Callable[..., object], args: tuple[Any, ...], pipe: Pipe) ->
 
 
 def perform(function: Callable[..., object], *args: Any) -> object:
-    """Run a function in a process whose pid is sent after its first message; for `elsewhere`.
+    """Run a function in a child; send the child's pid after its first message. For `elsewhere`.
 
     Args:
-        function: Gets the arguments, with its own pipe in place of the last one.
+        function: Gets the arguments, but its own pipe in place of the last argument.
         args: The function's arguments, and the pipe by which to send the pid.
     """
     *others, pipe = args
@@ -103,7 +103,7 @@ def stop(act: Callable[[Mark], None], step: int, pipe: Pipe) -> int:
 
 @cache
 def refusal_of_pid_namespaces() -> str | None:
-    """Return why tests can have no pid namespaces here; None if they can."""
+    """Return why tests cannot make pid namespaces here; None if they can."""
     try:
         with elsewhere(perform, lambda pipe: pipe.say()) as process:
             process.result()

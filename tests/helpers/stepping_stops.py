@@ -1,4 +1,4 @@
-"""A process stands still in the middle of an operation, and others go on meanwhile."""
+"""Stops a process in the middle of an operation, while other processes go on."""
 
 import os
 import time
@@ -22,7 +22,7 @@ from helpers.support import LONG, SOON, slept, until
 import shmacc
 from shmacc import NEVER_STALE, errors, inspection
 
-# Seconds; longer than each interval in waits (lock.hpp, wait_queue.hpp, operation.hpp).
+# Seconds: longer than every interval of the waits in lock.hpp, wait_queue.hpp and operation.hpp.
 LONGER: Final = 1.6
 
 FIRST: Final = rows(*range(12), width=64)
@@ -74,7 +74,7 @@ def add(pipe: Pipe) -> None:
 
 
 def take(number: int, pipe: Pipe) -> Any:
-    """Take `number` gradients, with no limit on the wait."""
+    """Take `number` gradients; wait for them up to LONG seconds."""
     acc: Any = shmacc.attach(NAME)
     with acc:
         pipe.say()

@@ -1,4 +1,4 @@
-"""A forked child runs instruction by instruction (ptrace, by ctypes).
+"""Runs a forked child instruction by instruction, by ptrace.
 
 Nothing here depends on the processor. To learn how far a child has come, ask the kernel (who holds
 a lock?) or let the child send a signal; its registers are never read.
@@ -72,7 +72,7 @@ class Traced:
         self._go(SINGLESTEP)
 
     def steps(self, condition: Callable[[], bool]) -> Iterator[int]:
-        """Step one instruction, then go on while the condition holds; yield the step's number."""
+        """Step by instructions until the condition fails after a step; yield each step's number."""
         for number in count(1):
             self.step()
             yield number
@@ -80,7 +80,7 @@ class Traced:
                 return
 
     def steps_to_mark(self) -> Iterator[int]:
-        """Step by instructions to the next mark; yield the step's number."""
+        """Step by instructions to the next mark; yield each step's number."""
         return self.steps(lambda: self.stopped_by != MARK)
 
     def finish(self) -> None:
@@ -120,7 +120,7 @@ class Traced:
         self.kill()
 
     def _go(self, request: int, number: int = 0) -> None:
-        # At a system call's stop the number is SIGTRAP with one more bit (stepping_calls.py).
+        # A stop at a system call shows SIGTRAP with one more bit: that is no signal to deliver.
         ptrace(request, self.pid, 0 if number & 0x7F == signal.SIGTRAP else number)
         self._wait()
 
@@ -170,7 +170,7 @@ def _run(function: Callable[[Mark], object]) -> None:
 def on_one_core() -> Iterator[None]:
     """Keep this process and its new children on one core, which halves the time of a step.
 
-    It is the core on which this process runs already, so that two stepping tests rarely share one.
+    The core is the one on which this process runs, so that two stepping tests rarely share a core.
     """
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {_libc.sched_getcpu()})

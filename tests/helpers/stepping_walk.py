@@ -2,7 +2,7 @@
 
 Only looks at which a byte has changed matter: a death after any other instruction leaves the same
 as a death before it. `instants` picks the looks to judge: what a death there leaves must have all
-of the operation or nothing of it.
+of the operation, or nothing.
 """
 
 from collections import deque
@@ -26,10 +26,11 @@ Act = Callable[[Mark], None]
 
 Images = dict[str, Image]  # by shared name
 
-# Where journals, both copies of all records, and the generations that tell the current copy are.
+# The regions with journals, both copies of all records, and the generations, which say which copy
+# is current.
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
-# Looks at which only rows, slots, index entries or undo records had changed are judged only if the
-# next look is at a changed record, and one in this many.
+# If only rows, slots, index entries or undo records had changed, a look is judged only if the next
+# look is at a changed record, or if its number is a multiple of this.
 _ONE_IN: Final = 64
 
 
@@ -72,11 +73,11 @@ def write(images: Images) -> None:
 def begun(
     act: Act, before: Images, lock: str | None = None, *, to_mark: bool = False
 ) -> Iterator[tuple[Traced, Iterator[int]]]:
-    """Stop a child at its first mark or, with `lock`, when it then gets that segment's lock.
+    """Stop a child at its first mark; with `lock`, let it go on until it gets that segment's lock.
 
     Yields:
-        The child, and its single steps: to the lock's release; without `lock`, or if `to_mark`, to
-        the next mark.
+        The child, and its single steps. They end when it releases the lock; without `lock`, or if
+        `to_mark`, at the next mark.
     """
     write(before)
     with on_one_core(), Traced(act) as child, ExitStack() as stack:
@@ -102,9 +103,9 @@ def walk(
         act: The function that the child runs.
         before: The segments at first.
         after: The segments at another time; `before` and `after` show which pages are used.
-        lock: As for `begun`.
-        to_mark: As for `begun`.
-        ends: Whether the child ends by itself; else it is killed.
+        lock: The argument of `begun`.
+        to_mark: The argument of `begun`.
+        ends: Whether the child ends by itself. If not, it is killed.
     """
     looks = []
     with begun(act, before, lock, to_mark=to_mark) as (child, steps), ExitStack() as stack:
@@ -133,7 +134,7 @@ def instants(looks: list[Look], part: int = 1) -> Iterator[Look]:
 
     Args:
         looks: The result of `walk`.
-        part: One in this many of the picked looks is judged, and always the last one.
+        part: Of the picked looks, one in this many is judged, and always the last.
     """
     picked = [
         look
@@ -169,10 +170,10 @@ def stops(act: Act, number: int, begin: float, end: float) -> Iterator[None]:
 
     Args:
         act: The function that the child runs.
-        number: How many places.
-        begin: The first place, as a fraction of the instructions between the marks. (Those before
-            it may be Python's own.)
-        end: The last place, as such a fraction.
+        number: The number of places.
+        begin: The first place, as a fraction of the instructions between the marks. (Earlier
+            instructions may be Python's own.)
+        end: The last place, as a fraction in the same way.
     """
     with on_one_core():
         with Traced(act) as child:
@@ -190,10 +191,10 @@ def stops(act: Act, number: int, begin: float, end: float) -> Iterator[None]:
 def judge(scene: Scene, looks: list[Look], before: Testimony, after: Testimony) -> int:
     """Check that a death at each look would leave all of the operation or nothing.
 
-    The looks must be those of one walk: once the operation is there, it stays.
+    The looks must be those of one walk: once the operation is done, it must stay done.
 
     Returns:
-        How many looks were judged.
+        The number of looks that were judged.
     """
     done, judged = False, 0
     for look in instants(looks):

@@ -1,4 +1,4 @@
-"""Test modules share these helpers: exact comparison, refusals, waiting."""
+"""Helpers that many test modules share: exact comparison, refusals, waiting."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ ATTEMPTS: Final = 10
 # Where Linux keeps POSIX shared memory.
 SHM_DIRECTORY: Final = "/dev/shm"  # noqa: S108 - no temporary file
 
-# Whether walks judge all instants, which takes an hour, or only a sample of similar ones.
+# Whether tests judge all instants of an operation, which takes an hour, or only a sample.
 EVERY_INSTANT: Final = bool(os.environ.get("SHMACC_EVERY_INSTANT"))
 
 START_METHODS: Final = ("fork", "spawn", "forkserver")
@@ -40,12 +40,12 @@ class AlarmError(Exception):
 
 
 def alarm(*_: object) -> Never:
-    """Handle a signal, or replace a function: raise."""
+    """Raise `AlarmError`, as a signal's handler or in place of a function."""
     raise AlarmError
 
 
 class Repeating(dict[str, Any]):
-    """A mapping whose items repeat each name, as those of a careless multi-dict do."""
+    """A mapping that gives each item twice, like a careless multi-dict."""
 
     def items(self) -> Any:
         return [*super().items(), *super().items()]
@@ -67,7 +67,7 @@ def run_to_end(
 
 
 def until(condition: Callable[[], bool], seconds: float = LONG) -> None:
-    """Return as soon as the condition holds; fail when it never does."""
+    """Return as soon as the condition holds; fail if it does not hold in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came to hold"
@@ -85,7 +85,7 @@ def soon(measure: Callable[[], float], bound: float = SOON) -> None:
 def slept() -> float:
     """Return the seconds that this thread has slept, plus a constant: subtract two results.
 
-    Time on a core, and time waiting for one, is left out: it depends on the machine's load.
+    Time on a core, and time spent waiting for a core, is left out: it depends on the load.
     """
     try:
         on_core, for_core, _ = Path("/proc/thread-self/schedstat").read_text("ascii").split()
@@ -125,22 +125,21 @@ def _stands_still(pid: int) -> bool:
 
 
 def path_of(name: str) -> Path:
-    """Return a segment's file."""
     return Path(names.segment_name(name).path)
 
 
 def left_behind() -> tuple[str, ...]:
-    """Return the names that this test has left."""
+    """Return the names in shared memory that this test has left."""
     return testing.leaked_names(names.current_namespace())
 
 
 def state_of(one: Any) -> dict[str, bytes]:
-    """Return an object's whole state, to be compared to the bit."""
+    """Return an object's whole state as bytes, for an exact comparison."""
     return {key: saved.tobytes() for key, saved in one.state().items()}
 
 
 def everything(both: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return all that a save saves."""
+    """Return the states of these objects in one dict, as a save writes them."""
     states = {name: state_of(one) for name, one in both.items()}
     return {
         f"{name}.{key}": saved for name, state in states.items() for key, saved in state.items()
@@ -189,7 +188,7 @@ def same_outcome(got: Any, want: Outcome) -> None:
 
 
 def outcome(acc: Any, apply: Callable[[], bool]) -> Any:
-    """Return what an apply to an empty accumulator does."""
+    """Return the result of an apply to an empty accumulator: its error, or the new state."""
     acc.advance_step(acc.global_step + 1)
     try:
         added = apply()
@@ -217,7 +216,7 @@ def same_taken(got: Any, want: Any) -> None:
 
 @contextmanager
 def refused(message: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Expect an InvalidArgumentError, with exactly this message where one is given."""
+    """Expect an InvalidArgumentError, with exactly this message if it is not None."""
     with pytest.raises(shmacc.errors.InvalidArgumentError) as caught:
         yield caught
     if message is not None:

@@ -1,8 +1,8 @@
 """Runs a program three times: killed half way, undisturbed, and with a worker that raises.
 
-The undisturbed run must give the program's result, whatever the killed one has left. A worker's
-exception must end the program before its waits time out. Before the worker's first gradient, an
-exception must only be printed in this time; then Ctrl-C ends the program. Nothing may be left.
+The undisturbed run must give the program's result, whatever the killed run has left. A worker's
+exception must end the program before its waits time out. An exception before the worker's first
+gradient must be printed in this time, too; Ctrl-C then ends the program. No segments may be left.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ _HOOK: Final = Path(__file__).parent / "disturbed"
 _TYPO: Final = "ValueError: a typo"
 # Python 3.15 gives this warning for a spawned process's main module while it prints a traceback.
 _OF_TRACEBACKS: Final = "ignore:Module globals is missing a __spec__:DeprecationWarning"
-# A program that matches none of these has only private segments, and no files.
+# A program that does not match this has only private segments, and no files.
 _WITH_NAMES: Final = re.compile(r"shmacc\.run\(|if_exists|shared_name|unlink|attach\(|save\(")
-# The chief is killed at this call, in its fourth round; half way if it makes fewer calls.
+# The chief is killed at this call, in its fourth round. If it makes fewer calls: half way.
 _KILLED_AT: Final = 7
 
 
@@ -34,9 +34,9 @@ class Thrice:
 
     Attributes:
         script: The program.
-        folder: Where the program runs, and where its processes count their calls.
+        folder: The folder in which the program runs, and in which its processes count calls.
         namespace: The namespace in this process's environment.
-        seconds: How long a run may take: less than the timeouts in the program.
+        seconds: The time that a run may take: less than the timeouts in the program.
         typos: For each number, a run in which a worker raises instead of making its apply of that
             number, counted from 1. (1 is special: no chief knows the worker yet.)
     """
@@ -89,9 +89,9 @@ class Thrice:
         return out
 
     def _killed_at(self, call: int) -> str | None:
-        """Kill the chief at this call, and its workers unless they end themselves when it dies.
+        """Kill the chief at this call, and its workers if they do not end when the chief dies.
 
-        Returns what the program printed, if it ended before that call.
+        Return the program's output if it ended before that call, and otherwise None.
         """
         all_of_them = not re.search(r'\.steps\(.*on_death="raise"', self.script.read_text())
         how = {"killed_at": call, "kills_all": all_of_them, "once": self._goes_on}
@@ -103,13 +103,13 @@ class Thrice:
     def _raising_at(self, number: int) -> None:
         """Let one worker raise instead of making its apply of this number, counted from 1.
 
-        If the program kills workers itself, let all raise: a single one could be killed first.
+        If the program kills workers itself, let all workers raise: one could be killed first.
         """
         kills = ".kill()" in self.script.read_text()
         with self._start(f"raising-{number}", raises_at=number, all_raise=kills) as process:
             assert process.stderr is not None
             seen = ""
-            # The chief raises nothing: it does not know the worker, or never asks about deaths.
+            # The chief goes on: it does not know the worker, or never asks about deaths.
             if number == 1 or "take_partial(" in self.script.read_text():
                 for line in process.stderr:
                     seen += line
@@ -154,6 +154,6 @@ class Thrice:
             raise AssertionError(f"it did not end:\n{out}\n{err}") from None
 
     def _count(self, run: str, what: str) -> int:
-        """Return how often all processes of a run made such a call."""
+        """Return how many calls of this kind all processes of a run made."""
         counted = self.folder / run / what
         return counted.stat().st_size if counted.exists() else 0

@@ -16,7 +16,7 @@ def training(
     sparse: Any = (),
     **of_group: Any,
 ) -> Iterator[tuple[Parameters, AccumulatorGroup]]:
-    """Make both, under these names; they are removed at the end of the block."""
+    """Make parameters and a group under these names; remove both at the end of the block."""
     with (
         Parameters(contents, names[0], optimizer=optimizer, unlink_on_close=True) as params,
         AccumulatorGroup(

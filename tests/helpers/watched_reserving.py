@@ -66,9 +66,10 @@ def watched(
     """Run a function in a process of its own; `decide` gets each of its reservations.
 
     Args:
-        function: As for `Apart`.
+        function: What to run, as in `Apart`.
         args: The function's arguments.
-        decide: Returns the error for a call; 0: let it happen. Calls that free memory always do.
+        decide: Returns the errno with which a call fails; 0: it is made. Calls that free memory
+            are always made.
     """
     with Apart(_run, function, args) as process:
         listener = process.hear_descriptor()

@@ -1,6 +1,6 @@
-"""Calls in which an assertion of the extension fails: one that asks which thread holds a lock.
+"""Makes assertions of the extension fail: those that ask whether this thread holds a lock.
 
-The C library answers that question. In a process with `PRELOADED`, the extension's n-th question
+To answer, they call `pthread_self`. In a process with `PRELOADED`, the extension's n-th question
 gets a wrong answer. `main` makes a scene's call in forks of such a process, with the first answer
 wrong, then the second, until the call asks no more. It checks that each fork has done all of the
 call or nothing, and that another process goes on at once.
@@ -40,7 +40,7 @@ pthread_t pthread_self(void) {
 """
 # How a call may end, besides with InternalError.
 DIED: Final = "died"  # an assertion in a destructor has ended the process
-RETURNED: Final = "returned"  # what asked was no assertion, or did not matter
+RETURNED: Final = "returned"  # the question was not an assertion's, or did not matter
 ALL_RIGHT: Final = "all right"  # all answers were right
 
 
@@ -127,7 +127,7 @@ class _Update:
 
 
 def main() -> None:
-    """Write, for each question, the error that the call ended with, and whether it was done."""
+    """Write, for each question, the error with which the call ended, and whether it was done."""
     library, kind = sys.argv[1:]
     wrong_at = ctypes.c_long.in_dll(ctypes.CDLL(library), "wrong_at")
     scenes: dict[str, Any] = {scene.name: (_Group, scene) for scene in _SCENES}
@@ -170,7 +170,7 @@ def _call(call: Callable[[], object], wrong_at: ctypes.c_long, number: int, to: 
         error = RETURNED if wrong_at.value == 0 else ALL_RIGHT
     except errors.InternalError as failed:
         error = str(failed).replace("\n", " ")
-    except BaseException as failed:  # noqa: BLE001 - it is told, and fails the test
+    except BaseException as failed:  # noqa: BLE001 - it is reported, and fails the test
         error = f"not expected: {failed!r}"
     wrong_at.value = 0
     os.write(to, f"{error}\n".encode())

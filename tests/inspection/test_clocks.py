@@ -1,4 +1,4 @@
-"""Ages do not depend on the wall clock, and state from when they count.
+"""Ages do not depend on the wall clock. `clean --older-than` counts from a segment's last use.
 
 docs/inspect.md: "A segment that a job will use after a restart looks unused:
 `clean --older-than 2h` spares it".
@@ -27,7 +27,7 @@ import shmacc
 from shmacc import ConditionalAccumulator, inspection
 
 HOUR: Final = 3600
-# The wall clock of a process, set by so many seconds. Everything else is the system's.
+# Shifts the wall clock of a process by SET_BY seconds. All other clocks stay right.
 CLOCK: Final = """
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -63,7 +63,7 @@ def segment() -> Iterator[None]:
 
 
 def under(clock: str, seconds: int) -> dict[str, Any]:
-    """The environment of a process with such a clock."""
+    """Return the environment of a process whose wall clock is shifted."""
     return {"LD_PRELOAD": clock, "SET_BY": str(seconds)}
 
 
@@ -79,7 +79,7 @@ MOMENTS: Final = {"created", "last_used", "attached_at", "last_seen", "since", "
 
 
 def ages(answer: Any, now: float) -> Iterator[float]:
-    """Every age and every length of time in an answer."""
+    """Yield every age and every length of time in an answer."""
     if isinstance(answer, list):
         for each in answer:
             yield from ages(each, now)
@@ -95,7 +95,7 @@ def ages(answer: Any, now: float) -> Iterator[float]:
 
 @needs_compiler
 @set_by
-def test_ages_are_by_the_clock_since_boot(clock: str, seconds: int, crew: Crew) -> None:
+def test_ages_are_right_when_the_wall_clock_is_wrong(clock: str, seconds: int, crew: Crew) -> None:
     taker = job.begin(crew, job.take(3))
     until(lambda: len(inspection.describe(job.NAME).queue) == 1)
     how = under(clock, seconds)
@@ -114,7 +114,7 @@ def test_ages_are_by_the_clock_since_boot(clock: str, seconds: int, crew: Crew) 
         found = list(ages(answer, time.time() + seconds))
         assert found
         assert all(0 <= age < HOUR for age in found)
-    # Semaphores without their segment, too, are cleaned whatever the clock says.
+    # A semaphore without its segment is removed, too, whatever the clock says.
     semaphore = semaphore_of(job.NAME)
     path_of(job.NAME).unlink()
     assert ask("clean", "--yes", **how)["removed"] == [semaphore.name]
@@ -134,7 +134,7 @@ print(json.dumps(found))
 
 @needs_compiler
 @set_by
-def test_a_standstill_is_reported_only_after_a_while(clock: str, seconds: int, crew: Crew) -> None:
+def test_standstills_ignore_a_wrong_wall_clock(clock: str, seconds: int, crew: Crew) -> None:
     job.begin(crew, job.wait_for_ever)
     until(lambda: job.doing("waits for the step") == 1)
     assert python(_STALLS, under(clock, seconds)) == [[], ["nobody_takes"]]
@@ -152,16 +152,16 @@ print([len(course.look(inspection.Look()).events) for _ in range(2)])
 
 
 @needs_compiler
-def test_events_are_shown_once_though_the_clock_is_set(clock: str, crew: Crew) -> None:
+def test_events_are_shown_once_when_the_wall_clock_is_set(clock: str, crew: Crew) -> None:
     """`watch` identifies events by their numbers, not by their times."""
     job.kill(job.begin(crew, job.pause))
-    with shmacc.attach(job.NAME):  # which finds the death
+    with shmacc.attach(job.NAME):  # attaching finds the death
         pass
     until(lambda: len(inspection.describe(job.NAME).events) > 0)
     assert python(_TWO_LOOKS, under(clock, 0)) == [0, 0]
 
 
-def test_no_take_on_record_is_earlier_than_its_process(crew: Crew) -> None:
+def test_a_dead_process_did_not_take_before_it_attached(crew: Crew) -> None:
     """Takes are timed by a coarse clock, in units of 67 ms."""
     with shmacc.attach(job.NAME) as acc:
         for _ in range(3):
@@ -169,7 +169,7 @@ def test_no_take_on_record_is_earlier_than_its_process(crew: Crew) -> None:
             crew.start(
                 job.do, job.NAME, job.take(1), lambda _: os.kill(os.getpid(), signal.SIGKILL)
             ).wait()
-    with shmacc.attach(job.NAME):  # which records the deaths
+    with shmacc.attach(job.NAME):  # attaching records the deaths
         pass
     departed = inspection.describe(job.NAME).departed
     assert len(departed) == 3
@@ -178,8 +178,8 @@ def test_no_take_on_record_is_earlier_than_its_process(crew: Crew) -> None:
         assert each.last_took >= each.attached_at
 
 
-def test_times_of_an_earlier_boot_are_as_old_as_this_boot() -> None:
-    """A /dev/shm on a disk outlives a boot, and the clock starts again."""
+def test_a_segment_from_before_the_boot_is_as_old_as_the_boot() -> None:
+    """A /dev/shm on a disk survives a boot, but the clock since boot starts again at 0."""
     _made_at(time.monotonic_ns() + 24 * HOUR * 10**9)
     (listed,) = ask("list", job.NAME)["segments"]
     assert time.time() - listed["created"] == pytest.approx(time.monotonic(), abs=60)
@@ -193,7 +193,7 @@ def _made_at(moment: int) -> None:
 
 
 def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None:
-    up = time.monotonic()  # times in a segment are of this boot
+    up = time.monotonic()  # a segment's times count from this boot
     _made_at(int(0.1 * up * 1e9))
     older = "--older-than", f"{int(0.7 * up)}s"
     (leftover,) = inspection.leftovers(namespace=namespace)
@@ -208,7 +208,7 @@ def test_older_than_counts_from_the_last_use(crew: Crew, namespace: str) -> None
     assert 0.8 * up < would["idle"] < would["age"]
     (listed,) = ask("list", job.NAME)["segments"]
     assert time.time() - listed["last_used"] == pytest.approx(would["idle"], abs=60)
-    job.once(crew, lambda _: None)  # who has left in order has used it
+    job.once(crew, lambda _: None)  # a process that leaves normally has used it
     assert inspection.leftovers(namespace=namespace)[0].idle < 0.1 * up
     assert ask("clean", *older, "--yes")["removed"] == []
 
@@ -231,8 +231,8 @@ with shmacc.attach(sys.argv[1]) as acc:
 
 
 @pytest.mark.parametrize("offset", [100_000, 5_000_000, -60])
-def test_moments_are_the_same_in_every_time_namespace(offset: int) -> None:
-    """The process that is looked at, or the one that looks, may be in a moved container."""
+def test_times_are_right_across_time_namespaces(offset: int) -> None:
+    """The segment's user, the command, or both may run where the clock since boot is shifted."""
     before = _in_a_time_namespace(offset)
     for of_user, of_command in ((before, ()), ((), before), (before, before)):
         command = [*of_user, sys.executable, "-P", "-c", _USER, job.NAME]

@@ -125,12 +125,12 @@ def test_alerts_use_existing_metrics() -> None:
     assert named(expressions) <= metrics_that_there_are()
 
 
-# Flags that other metrics show better: they are in `show`, and for rules of one's own.
+# Flags that other metrics show better. They are in `show`, and users can make rules of them.
 NOT_ON_THE_DASHBOARD: Final = {"shmacc_finished", "shmacc_sealed", "shmacc_round_final"}
 
 
 def test_the_dashboard_shows_every_metric() -> None:
-    """A list has the metrics left out on purpose; no panel uses a metric that does not exist."""
+    """Only NOT_ON_THE_DASHBOARD is left out. No panel uses a metric that does not exist."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
@@ -182,8 +182,8 @@ def test_every_cause_of_a_standstill_is_explained() -> None:
     assert all(f"`{kind}`" in page for kind in suspected)
 
 
-def test_the_pages_screens_have_the_columns_of_the_command() -> None:
-    """A screen of `watch`, `list` and `show` each; no other block of the page has a table."""
+def test_screens_in_the_docs_have_the_columns_of_the_command() -> None:
+    """The page has one screen each of `watch`, `list` and `show`, and no other tables."""
     page = PAGE.read_text(encoding="utf-8")
     screens = [
         block

@@ -1,4 +1,4 @@
-"""`shmacc-inspect` in another pid namespace than the processes, or as a user who may only read."""
+"""`shmacc-inspect` in another pid namespace than the processes', or as a user who may only read."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def command_for_everyone() -> Iterator[tuple[str, ...]]:
 
     The checkout and the Python under test may be where only their owner can read.
     """
-    # In /tmp, as TMPDIR may be readable to this user only.
+    # Use /tmp: TMPDIR may be readable only to this user.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         home, packages = Path(folder), Path(folder, "packages")
         python = shutil.copy(sys.executable, folder)
@@ -68,7 +68,7 @@ def _copy_installed(distribution: str, packages: Path) -> None:
 
 @pytest.fixture
 def holder(crew: Crew) -> Iterator[int]:
-    """A process that is stopped with a table's lock, while another waits in the queue."""
+    """Stop a process that holds a table's lock, while another waits in the queue; yield its pid."""
     with SparseConditionalAccumulator("f4", [50_000, 16], "table", mode=0o644) as acc:
         start(crew, inspect_tool.wait_in_queue, "table", 10**6)
         until(lambda: acc.stats().waiting == 1)
@@ -84,7 +84,7 @@ def test_every_verb_works_from_a_sibling_namespace_of_a_stopped_process(holder: 
     how: dict[str, Any] = {"before": BESIDE}
     [line] = run("watch", "--interval", "0.1", "--count", "1", **how).stdout.splitlines()
     assert f" lock={holder}*" in line
-    # That it is stopped cannot be seen from there; that it has had the lock for long can be.
+    # From there, the command cannot see that the process is stopped.
     found = json.loads(run("check", "table", "--json", **how).stdout)["findings"]
     assert not [finding for finding in found if "_stopped" in finding["kind"]]
     assert run("clean", **how).stdout == ""
@@ -118,7 +118,7 @@ def look_at_the_stopped(holder: int, **how: Any) -> None:
     assert f"held by pid {holder}*, in an operation for" in run("show", "table", **how).stdout
 
 
-def test_an_event_of_a_sibling_namespaces_process_is_marked() -> None:
+def test_an_event_from_another_pid_namespace_is_marked() -> None:
     with ConditionalAccumulator("f4", [2], "acc") as acc:
         acc.cancel()
         assert run("cancel", "acc", "--yes", before=BESIDE).returncode == 0
@@ -131,7 +131,7 @@ def test_an_event_of_a_sibling_namespaces_process_is_marked() -> None:
         acc.unlink()
 
 
-def test_a_dead_process_is_not_of_a_new_namespace_with_the_old_number(crew: Crew) -> None:
+def test_a_reused_pid_namespace_number_is_not_taken_for_the_old_namespace(crew: Crew) -> None:
     with ConditionalAccumulator("f4", [2], "acc") as acc:
         start(crew, inspect_tool.idle, "acc").kill()
         [process] = [each for each in inspection.describe("acc").processes if not each.alive]
@@ -152,8 +152,8 @@ def test_a_dead_process_is_not_of_a_new_namespace_with_the_old_number(crew: Crew
         acc.unlink()
 
 
-def test_the_proc_of_another_namespace_is_not_used() -> None:
-    """Process 1 in such a /proc is not this namespace's process 1."""
+def test_a_proc_of_another_pid_namespace_is_not_used() -> None:
+    """Process 1 in that /proc is not process 1 of the command's pid namespace."""
     said = _python(
         "from shmacc import inspection\n"
         "look = inspection.Look()\n"

@@ -1,4 +1,4 @@
-"""Inspection finds and judges everything, by proof, and removes only what is unused."""
+"""Inspection finds all segments, accuses only by proof, and removes only what is unused."""
 
 import fcntl
 import itertools
@@ -71,7 +71,7 @@ def _make_and_unlink(number: int, *, pipe: Pipe) -> None:
                 made.unlink()
 
 
-def test_nothing_is_wrong_while_processes_come_and_go(crew: Crew, namespace: str) -> None:
+def test_check_finds_no_fault_while_segments_come_and_go(crew: Crew, namespace: str) -> None:
     crowd = [crew.start(_make_and_unlink, number) for number in range(2)]
     for process in crowd:
         process.hear()
@@ -83,7 +83,7 @@ def test_nothing_is_wrong_while_processes_come_and_go(crew: Crew, namespace: str
         process.result()
 
 
-def test_a_reused_descriptor_is_not_the_closed_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_descriptors_are_not_taken_for_closed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process closes a segment and opens another while inspection looks at its files."""
     with shmacc.ConditionalAccumulator("f4", [4], "new") as acc, open(path_of("new")) as new:  # noqa: PTH123
         link = f"/proc/self/fd/{new.fileno()}"
@@ -130,7 +130,7 @@ def test_an_orphan_is_found_while_another_inspector_has_it_open_for_a_moment(
     orphan("left")
     with Apart(_open_only) as process:
         process.hear()
-        # Between its two looks at other processes the check sleeps.
+        # `check` sleeps between its two looks at processes: the other inspector closes then.
         monkeypatch.setattr(time, "sleep", lambda _: process.status is None and process.finish())
         assert [finding.kind for finding in inspection.check("left")] == ["orphaned"]
     inspection.remove("left")
@@ -147,7 +147,7 @@ def _compare_holders(directory: str) -> None:
     with shmacc.ConditionalAccumulator("f4", [2], "mine") as acc:
         own_shm.mount("tmpfs", directory, "tmpfs", options="size=1m")
         inode, number = path_of("mine").stat().st_ino, 0
-        while True:  # tmpfs counts them, each mount for itself
+        while True:  # each tmpfs numbers its files on its own
             namesake = Path(directory, str(number))
             namesake.touch()
             if namesake.stat().st_ino >= inode:
@@ -165,12 +165,12 @@ def _compare_holders(directory: str) -> None:
 
 
 @needs_own_shm
-def test_a_lock_on_a_file_of_the_same_inode_elsewhere_accuses_nobody(tmp_path: Path) -> None:
+def test_a_lock_on_another_file_with_the_same_inode_number_is_ignored(tmp_path: Path) -> None:
     run_apart(_compare_holders, str(tmp_path), shm=4 * MIB)
 
 
-def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
-    """A process stands still in the middle of an apply."""
+def test_rows_and_values_shown_during_an_apply_are_the_committed_ones(crew: Crew) -> None:
+    """A process is stopped in the middle of an apply."""
     with shmacc.SparseConditionalAccumulator(np.float32, [200_000, 16], "table") as table:
         for rows in (100_000, 50_000, 50_000):
             table.apply_grad(np.arange(rows), np.ones((rows, 16), np.float32))
@@ -191,8 +191,8 @@ def test_rows_and_values_are_the_committed_ones(crew: Crew) -> None:
         table.unlink()
 
 
-def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log is read later than the state to which it should belong."""
+def test_a_later_operations_undo_log_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is read after the state, so a later operation may have written it."""
     real = _contents._committed_places
     misfits: list[int] = []
     with shmacc.SparseConditionalAccumulator(np.float32, [100, 2], "busy") as acc:
@@ -206,7 +206,7 @@ def test_an_undo_log_of_a_later_operation_is_no_damage(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(_contents, "_committed_places", read)
         acc.apply_grad([0], np.ones((1, 2), np.float32))
-        for times, calm in ((1, True), (2, True), (8, False)):  # the last time it never fits
+        for times, calm in ((1, True), (2, True), (8, False)):  # after 8 times, no log fits
             misfits[:] = range(times)
             rows, still = inspection.most_touched("busy", 100)
             assert (len(rows), still) == (acc.num_accumulated(), calm)
@@ -245,7 +245,7 @@ def test_copies_links_and_renamed_files_are_shown_by_their_own_names() -> None:
             semaphore.unlink()
 
 
-def test_the_semaphore_of_a_renamed_segment_is_needed_while_it_is_used() -> None:
+def test_clean_keeps_a_renamed_segments_semaphore_while_it_is_used() -> None:
     with shmacc.ConditionalAccumulator(np.float32, [2], "before") as acc:
         semaphore = semaphore_of("before")
         path_of("before").rename(path_of("after"))
@@ -275,7 +275,7 @@ def test_removing_a_link_does_not_remove_the_segment() -> None:
 
 
 @needs_root
-def test_a_user_who_may_read_need_not_be_root() -> None:
+def test_a_user_who_may_only_read_can_list_show_and_check() -> None:
     with shmacc.SparseConditionalAccumulator("f4", [100, 4], "read", mode=0o640) as acc:
         os.chown(path_of("read"), 0, STRANGER)
         acc.apply_grad([3], np.full((1, 4), 2, "f4"))
@@ -308,7 +308,7 @@ def test_another_threads_operation_is_not_taken_for_a_death() -> None:
         worker = threading.Thread(target=work)
         worker.start()
         try:
-            for _ in range(100):  # as `check` does, without the rows
+            for _ in range(100):  # look as `check` does, but not at rows
                 looks = _soundness._look(name.system_name, inspection.Look())
                 assert list(_soundness._lock(name, looks)) == []
         finally:
@@ -317,8 +317,8 @@ def test_another_threads_operation_is_not_taken_for_a_death() -> None:
         acc.unlink()
 
 
-def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`check` says so, with the status of "could not be read", and goes on."""
+def test_check_notes_rows_that_it_could_not_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit status is that of "could not be read"."""
     looks = []
 
     def problems(view: _core.SegmentView) -> None:
@@ -338,8 +338,8 @@ def test_rows_that_can_never_be_compared_are_no_fault(monkeypatch: pytest.Monkey
     inspection.remove("left")
 
 
-def test_a_check_costs_less_memory_than_the_segment() -> None:
-    """This holds for any number of rows that the segment has or claims."""
+def test_check_needs_less_memory_than_the_segment() -> None:
+    """This must hold for any number of rows, even for a false one that a damaged segment claims."""
     number = 500_000
     with shmacc.SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
         acc.apply_grad(np.arange(number), np.ones((number, 1), np.float32))
@@ -349,7 +349,7 @@ def test_a_check_costs_less_memory_than_the_segment() -> None:
 
 
 def _peak_of(statement: str) -> int:
-    """Peak memory of a fresh process, in bytes; getrusage includes its parent's."""
+    """Return a new process's peak memory in bytes; getrusage would include its parent's."""
     program = (
         "import pathlib, re, numpy\nfrom shmacc import inspection\n"
         f"found = {statement}\nassert found is not None\n"
@@ -396,7 +396,7 @@ def _without_end(work: Any, *, pipe: Pipe) -> None:
 @pytest.mark.parametrize(
     ("work", "damaged"), [(_apply, "busy"), (_take, "busy.params"), (_update, "busy.params")]
 )
-def test_a_busy_segment_is_compared_too(crew: Crew, work: Any, damaged: str) -> None:
+def test_check_finds_the_damage_of_a_busy_segment(crew: Crew, work: Any, damaged: str) -> None:
     contents = {"user": shmacc.TableSpec((4,))}
     with training(contents, optim.SGD(0.1), ("busy.params", "busy")) as (params, acc):
         acc.apply({"user": ALL}, 0)
@@ -428,7 +428,7 @@ def test_an_open_round_is_shown_with_its_process() -> None:
         acc.unlink()
 
 
-def test_a_library_without_parameters_can_describe_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_are_described_without_shmacc_optim(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"w": np.zeros(2, np.float32)}
     with shmacc.Parameters(made, "there", optimizer=shmacc.optim.Adam(0.1)) as params:
         monkeypatch.setitem(sys.modules, "shmacc.optim", None)
@@ -437,7 +437,7 @@ def test_a_library_without_parameters_can_describe_them(monkeypatch: pytest.Monk
         params.unlink()
 
 
-def test_remove_and_cancel_raise_the_fitting_error() -> None:
+def test_remove_and_cancel_raise_errors_for_missing_and_used_segments() -> None:
     for verb in (inspection.remove, inspection.cancel):
         with pytest.raises(errors.NotFoundError):
             verb("nothing", rehearse=True)

@@ -56,7 +56,7 @@ def test_every_verb_has_its_help_and_its_place_in_the_docs(verb: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_pages_use_existing_options(page: Path) -> None:
-    """In `shmacc-inspect VERB ...`, and on the pages of the command in `VERB ...`."""
+    """A command is `shmacc-inspect VERB ...`, or on the command's own pages `VERB ...`."""
     text = page.read_text(encoding="utf-8")
     for verb in VERBS:
         before = "(?:shmacc-inspect |`)" if page.stem in OF_COMMAND else "shmacc-inspect "
@@ -73,7 +73,7 @@ def test_the_page_names_every_sort_key() -> None:
         assert re.search(rf"{', '.join(first)} (or|and) {last}\b", words)
 
 
-def test_version_prints_those_of_package_and_segments() -> None:
+def test_version_prints_the_package_and_the_layout_version() -> None:
     versions = f"shmacc-inspect {shmacc.__version__}, layout version {segment_layout.VERSION}\n"
     assert run("--version").stdout == versions
 
@@ -105,7 +105,7 @@ def test_exit_statuses_are_as_documented(status: int) -> None:
         assert status == 0 or (done.stdout == "" and done.stderr), line
 
 
-def test_a_name_of_5000_characters_is_shortened_wherever_it_is_given() -> None:
+def test_a_name_of_5000_characters_is_shortened_in_every_error() -> None:
     for line in TOO_LONG.split("; "):
         done = run(*line.split())
         assert done.returncode in {2, 3}, line
@@ -115,7 +115,7 @@ def test_a_name_of_5000_characters_is_shortened_wherever_it_is_given() -> None:
     assert len(str(refused.value)) < 500
 
 
-def test_errors_name_the_obstacle(tmp_path: Path) -> None:
+def test_errors_of_metrics_name_the_path_or_the_address(tmp_path: Path) -> None:
     missing = tmp_path / "missing" / "x"
     done = run("metrics", "--output", str(missing))
     assert done.returncode == 1
@@ -137,7 +137,7 @@ def test_a_similar_name_is_suggested(bias: ConditionalAccumulator, namespace: st
 
 
 def completed(*words: str, how: str = "--complete") -> list[str]:
-    """The completions of the last word."""
+    """Return the completions of the last word."""
     return run(how, str(len(words)), *words).stdout.splitlines()
 
 
@@ -162,7 +162,7 @@ def test_values_of_options_are_completed_and_fish_gets_descriptions() -> None:
 def test_removal_at_logout_is_noted_only_where_logind_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container image may have its folders, but nothing that removes names."""
+    """A container image may have logind's folders, but no logind, which would remove names."""
     folders = [tmp_path / place for place in ("etc", "run")]
     monkeypatch.setattr(_unlinked, "_LOGIND_FOLDERS", tuple(map(str, folders)))
     monkeypatch.setattr(_unlinked, "_LOGIND_USERS", str(tmp_path))
@@ -171,7 +171,7 @@ def test_removal_at_logout_is_noted_only_where_logind_runs(
     monkeypatch.setattr(_unlinked, "_LOGIND", own)
     assert _unlinked.goes_at_logout(1000, inspection.Look())
     assert not _unlinked.goes_at_logout(0, inspection.Look())
-    # Each of these has the last word.
+    # Each of these files overrides those written before it.
     for file, says in (
         ("run/logind.conf", "no"),
         ("etc/logind.conf", "yes"),
@@ -224,8 +224,8 @@ def test_check_starts_no_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "pages"), [(0, False), (1, True), (2, True), (4, False)])
-def test_crons_line_pages_if_action_is_needed(tmp_path: Path, status: int, pages: bool) -> None:
-    """The line, from docs/operating.md, is silent about what could not be read or compared."""
+def test_the_cron_line_pages_if_action_is_needed(tmp_path: Path, status: int, pages: bool) -> None:
+    """The line is in docs/operating.md. It ignores segments that could not be read or compared."""
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"`(shmacc-inspect check [^`]*page-somebody)`", page)
     assert line in run("check", "--help").stdout

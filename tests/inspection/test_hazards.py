@@ -1,4 +1,4 @@
-"""`shmacc-inspect` on segments that are damaged, stopped, other users', or of another version."""
+"""`shmacc-inspect` on damaged segments, stopped or killed processes, and other versions."""
 
 import math
 import os
@@ -55,7 +55,7 @@ def test_overwritten_rows_are_reported(table: SparseConditionalAccumulator) -> N
 
 
 def test_an_overwritten_state_is_reported(table: SparseConditionalAccumulator) -> None:
-    # Rows in use: in both copies of the state, whichever is current.
+    # Change the number of rows in use, in both copies of the state.
     rows, more = np.int64(100).tobytes(), np.int64(101).tobytes()
     start = layout.region("states")
     with path_of("table").open("rb") as file:
@@ -85,7 +85,7 @@ def test_a_gradient_taken_twice_is_reported(table: SparseConditionalAccumulator)
     assert found in problems("table")
 
 
-def test_a_directory_is_not_removed_or_said_to_be() -> None:
+def test_a_directory_is_neither_removed_nor_reported_as_removed() -> None:
     ConditionalAccumulator(np.float32, [2], "folder").close()
     semaphore = inspect_tool.semaphore_of("folder")
     path_of("folder").unlink()
@@ -112,7 +112,7 @@ def _give_no_learning_rate(path: str, rate: float) -> None:
 
 
 def test_numbers_out_of_range_with_a_valid_checksum_are_reported() -> None:
-    """A file that anybody may write to must not break looks at all others."""
+    """A forged file must not break looks at other segments."""
     rate = 0.372
     with shmacc.Parameters({"w": np.ones(2)}, "forged", optimizer=shmacc.optim.SGD(rate)):
         pass
@@ -133,7 +133,7 @@ def test_a_stop_in_an_apply_is_reported(table: SparseConditionalAccumulator, cre
     taker = start(crew, inspect_tool.wait_in_queue, "table", 10**9)
     until(lambda: table.stats().waiting == 1)
     with inspect_tool.stopped_with_the_lock(crew, "table") as pid:
-        # Nothing here waits for the lock: it would wait until the end of the test.
+        # No verb may wait for the lock: it would wait until the end of the test.
         shown = ask("show", "table", "--rows", "1", "--values")
         assert (shown["lock"]["held"], shown["lock"]["pid"]) == (True, pid)
         assert shown["lock"]["condition"] == "stopped"
@@ -144,7 +144,7 @@ def test_a_stop_in_an_apply_is_reported(table: SparseConditionalAccumulator, cre
         assert ask("cancel", "table", "--yes")["cancelled"] == 1
         assert taker.result() is None
         assert ask("clean")["would_remove"] == []
-    # The process was killed in an operation, which the next one undoes.
+    # The process was killed in an operation. The next operation undoes it.
     notes = [finding["problem"] for finding in ask("check", "table")["findings"]]
     assert any("interrupted by the death" in note for note in notes)
     assert table.apply_grad([1], np.ones((1, 16), np.float32), local_step=2**40)
@@ -195,7 +195,7 @@ def _forge(path: str) -> None:
                 SetField("lane", field, (1 << 63) - 1).do(file, file)
 
 
-def test_sums_over_lanes_are_the_same_inside_and_outside() -> None:
+def test_inspection_and_handle_report_the_same_sums_over_lanes() -> None:
     with ConditionalAccumulator("f4", (), "lanes", lanes=2) as acc:
         for contributor in range(2):
             acc.apply_grad(1.0, contributor=contributor)

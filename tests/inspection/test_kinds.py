@@ -1,4 +1,4 @@
-"""`shmacc-inspect` on shared arrays, which have no steps or gradients, and its list of events."""
+"""`shmacc-inspect` on shared arrays, events and tables, and its reports of `sealed`."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_verbs_for_gradients_refuse_arrays() -> None:
 
 
 def test_wait_waits_for_the_step_of_parameters() -> None:
-    """A glob includes them, too; but they have no gradients to wait for."""
+    """A glob includes parameters, too. A wait for their gradients is refused: they have none."""
     with (
         shmacc.Parameters(
             {"w": np.zeros(3, np.float32)}, "run.params", optimizer=optim.SGD(1)
@@ -110,7 +110,7 @@ def test_wait_waits_for_the_step_of_parameters() -> None:
 
 
 def test_a_glob_skips_segments_that_the_verb_is_not_for(crew: Crew) -> None:
-    """Names are checked before anything is done."""
+    """But if such a segment is given by name, the verb does nothing at all."""
     with (
         shmacc.SharedArrays({"a": np.zeros(3)}, "c1") as arrays,
         shmacc.ConditionalAccumulator(np.float32, [2], "c0") as first,
@@ -164,10 +164,10 @@ def test_watch_shows_events(crew: Crew) -> None:
             terminal.wait_for("WHEN", "cancelled")
             dead = start(crew, inspect_tool.idle, "acc")
             dead.kill()
-            with shmacc.ConditionalAccumulator.attach("acc"):  # which sweeps it
+            with shmacc.ConditionalAccumulator.attach("acc"):  # attaching finds the death
                 terminal.wait_for("died", str(dead.pid))
             screen = terminal.text()
-            assert screen.index("died") < screen.index("cancelled")  # the last one first
+            assert screen.index("died") < screen.index("cancelled")  # the latest event first
             terminal.resize(100, 10)
             terminal.wait_for("dead" if "dead" in screen else "idle")
         events = [(one["kind"], one["reason"]) for one in ask("show", "acc")["events"]]
@@ -177,14 +177,14 @@ def test_watch_shows_events(crew: Crew) -> None:
 
 def test_watch_in_a_pipe_prints_events(crew: Crew) -> None:
     with shmacc.SparseConditionalAccumulator(np.float32, [50_000, 16], "acc") as acc:
-        acc.cancel()  # before: `show` has it
+        acc.cancel()  # before the watch, which must not print it
         with stopped_with_the_lock(crew, "acc"):
             command = [str(COMMAND), "watch", "acc", "--json", "--interval", "0.2"]
             watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert watching.stdout is not None
             assert json.loads(watching.stdout.readline())["events"] == []
         acc.cancel()
-        acc.apply_grad([1], np.ones((1, 16), np.float32))  # which undoes what was interrupted
+        acc.apply_grad([1], np.ones((1, 16), np.float32))  # this undoes the interrupted apply
         seen: dict[str, int] = {}
         while not seen.keys() >= {"cancelled", "recovered"}:
             for event in json.loads(watching.stdout.readline())["events"]:
@@ -214,7 +214,7 @@ IDS = np.arange(40) * 2**50
 
 @pytest.fixture
 def params() -> Iterator[shmacc.Parameters]:
-    """An array, and a table that had 40 rows and has 30."""
+    """Parameters with an array, and a table that had 40 rows and now has 30."""
     made = _make()
     with made:
         yield made
@@ -271,7 +271,7 @@ def test_parameters_without_tables_have_no_rows() -> None:
         assert 'shmacc_table_rows{name="params"' not in run("metrics").stdout
 
 
-def test_a_table_whose_rows_were_all_removed_has_none(params: shmacc.Parameters) -> None:
+def test_a_table_whose_rows_were_all_removed_shows_no_rows(params: shmacc.Parameters) -> None:
     with shmacc.AccumulatorGroup(
         {"user": params.member_specs()["user"]}, unlink_on_close=True
     ) as group:
@@ -285,13 +285,13 @@ def test_a_table_whose_rows_were_all_removed_has_none(params: shmacc.Parameters)
 
 
 def _index(file: SegmentFile) -> tuple[int, int]:
-    """Return where the index begins, and how many buckets it has."""
+    """Return the offset of the index, and the number of its buckets."""
     member = file.committed("member")
     return file.table.region(f"index {int(bool(member.index))}"), int(member.index_buckets)
 
 
 def _lose_all(file: SegmentFile) -> None:
-    """Let the index lead to no row."""
+    """Empty the index, so that it leads to no row."""
     start, buckets = _index(file)
     file.write(start, bytes(64 * buckets))
 
@@ -302,7 +302,7 @@ def _lose_some(file: SegmentFile) -> None:
 
 
 def _fill_up(file: SegmentFile) -> None:
-    """Fill every entry with no row: a search would go on for ever."""
+    """Fill every entry of the index with an invalid row: a search would never end."""
     start, buckets = _index(file)
     for bucket in range(buckets):
         file.write(start + 64 * bucket, b"\xff" * 20 + struct.pack("<I", 1) + b"\xff" * 40)
@@ -318,13 +318,13 @@ def _repeat_an_id(file: SegmentFile) -> None:
 
 
 def _bring_one_back(file: SegmentFile) -> None:
-    """Give a removed row's place the stamp of one that is in use."""
+    """Give a removed row's place the stamp of a place that is in use."""
     first = file.table.region("slots")
     file.write(first + 8, struct.pack("<q", 1 << 1))
 
 
 def _told(damage: Any) -> tuple[list[inspection.Finding], str, float, bool]:
-    """What `check`, `show` and `metrics` report, and whether the remedy changes nothing."""
+    """Return what `check`, `show` and `metrics` report, and whether the remedy saves all rows."""
     with _make() as params, SegmentFile(str(inspect_tool.path_of("params"))) as file:
         before = params.snapshot()[1]["user"]
         file.look_at(0, 0)
@@ -371,7 +371,7 @@ class _LeftError(Exception):
 
 
 def leave(group: shmacc.AccumulatorGroup, params: shmacc.Parameters | None) -> None:
-    """Leave a round by an exception, after an update of parameters, if there are any."""
+    """Leave a round by an exception; before that, update the parameters, if there are any."""
     with suppress(_LeftError), group.round(1) as taken:
         if params is not None:
             params.update(taken)

@@ -25,7 +25,7 @@ LARGE: Final = 2**21  # numbers
 
 @pytest.fixture(autouse=True)
 def segments() -> Iterator[None]:
-    """An accumulator and its parameters, not attached in the test."""
+    """Make an accumulator and its parameters, which the test does not have attached."""
     ConditionalAccumulator(np.float32, [4], job.NAME).close()
     Parameters({"w": np.zeros(4, np.float32)}, PARAMS, optimizer=SGD(0.5)).close()
     yield
@@ -50,14 +50,14 @@ def failed(crew: Crew, error: Exception, *before: Callable[[Any], Any]) -> int:
 
 
 def update_and_stay_in_the_block(acc: Any) -> None:
-    """Be a chief whose round is final."""
+    """Update the parameters and stay in the block: the round is final."""
     with Parameters.attach(PARAMS) as arrays, acc.round(1) as taken:
         arrays.update(taken)
         job.pause(acc)
 
 
 def notes(name: str = job.NAME) -> dict[str, Any]:
-    """The notes of `check`, by kind; nothing may be wrong."""
+    """Return the notes of `check` by kind; it must report nothing wrong."""
     found = ask("check", name)["findings"]
     assert {each["severity"] for each in found} <= {"note"}
     return {each["kind"]: each for each in found}
@@ -78,7 +78,7 @@ NO_FILE: Final = OSError("no such file: data/7")
 
 def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None:
     pids = [failed(crew, BAD_BATCH, job.apply), failed(crew, NO_FILE), failed(crew, NO_FILE)]
-    with shmacc.attach(job.NAME):  # which sweeps
+    with shmacc.attach(job.NAME):  # attaching finds the deaths
         pass
     found = [
         each for each in ask("check", job.NAME, status=1)["findings"] if each["kind"] == "failed"
@@ -97,7 +97,7 @@ def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None
     assert departed["reason"] == "ValueError: a bad batch"
     labels = [each["labels"] for each in samples("shmacc_failure_timestamp_seconds")]
     assert [one["pid"] for one in labels] == [str(pid) for pid in pids]
-    # The type alone: texts have byte counts and names of files, and each would be a new series.
+    # The label is only the type: texts have byte counts and file names, and each makes a series.
     assert [one["reason"] for one in labels] == ["ValueError", "OSError", "OSError"]
 
 
@@ -183,7 +183,7 @@ def test_a_finished_run_is_no_standstill(crew: Crew) -> None:
 def test_a_chief_that_computes_while_others_wait_is_only_noted(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, deeds: tuple[Callable[[Any], Any], ...], says: str
 ) -> None:
-    """A living chief may be computing."""
+    """The chief may be computing, so this is no proof of a standstill."""
     chief = job.begin(crew, *deeds)
     job.begin(crew, job.wait_for_ever)
     assert inspection.describe(job.NAME).suspected is None, "others have not waited for long"
@@ -195,7 +195,7 @@ def test_a_chief_that_computes_while_others_wait_is_only_noted(
     assert says.format(chief.pid) in suspected.problem
     (found,) = [each for each in inspection.check(job.NAME) if each.kind == StallKind.TAKER_IDLE]
     assert found.severity is inspection.Severity.NOTE
-    job.stop(chief)  # which is proof
+    job.stop(chief)  # a stopped chief is proof
     assert job.kinds() != []
     assert inspection.describe(job.NAME).suspected is None
 

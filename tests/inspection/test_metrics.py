@@ -30,7 +30,7 @@ def bias() -> Iterator[ConditionalAccumulator]:
         acc.unlink()
 
 
-def test_metrics_are_openmetrics(bias: ConditionalAccumulator) -> None:
+def test_metrics_prints_valid_openmetrics(bias: ConditionalAccumulator) -> None:
     bias.apply_grad([1, 2, 3])
     text = run("metrics").stdout
     families = {family.name: family for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ _MISSING = "raise ModuleNotFoundError(\"No module\", name='prometheus_client')"
     ("", "import failed (ModuleNotFoundError(\"No module named 'prometheus_client.core'"),
 ])  # fmt: skip
 def test_metrics_names_the_missing_package(tmp_path: Path, content: str, why: str) -> None:
-    """If it is installed, the message says why its import failed."""
+    """If the package is installed but cannot be imported, the message says why."""
     (tmp_path / "prometheus_client.py").write_text(content, encoding="ascii")
     done = run("metrics", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
@@ -112,7 +112,7 @@ def test_a_textfile_has_the_classic_format(bias: ConditionalAccumulator, tmp_pat
     assert run("metrics", "--output", str(file)).returncode == 0
     text = file.read_text(encoding="utf-8")
     assert "# EOF" not in text
-    # A textfile collector wants the name of the type's line to be that of its samples.
+    # A textfile collector needs the same name in the TYPE line and in the samples.
     assert "# TYPE shmacc_applied_total counter" in text.splitlines()
     families = {family.name: family for family in parse_classic_text(text)}
     assert families["shmacc_applied"].type == "counter"
@@ -149,7 +149,7 @@ def test_devices_and_pipes_are_written_to_and_not_replaced(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_is_not_followed_to_a_file(tmp_path: Path, there: bool) -> None:
+def test_output_to_a_symbolic_link_is_refused(tmp_path: Path, there: bool) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     if there:
         target.write_text("precious", encoding="ascii")
@@ -167,7 +167,7 @@ def _value(metric: str) -> float:
     return float(found[metric][0]["value"])
 
 
-def test_waiting_takes_are_counted(crew: Crew) -> None:
+def test_waits_and_open_rounds_have_metrics(crew: Crew) -> None:
     with ConditionalAccumulator(np.float32, [1], "tight", capacity=1) as acc:
         for _ in range(2):
             begin(crew, wait_for_ever, name="tight")
@@ -180,10 +180,10 @@ def test_waiting_takes_are_counted(crew: Crew) -> None:
             until(lambda: _value("shmacc_round_open_seconds") > 0)
         full.result()
         assert _value("shmacc_round_open_seconds") == 0
-        acc.unlink()  # which ends the waits
+        acc.unlink()  # this ends the waits
 
 
-def test_metrics_may_be_of_some_segments_only(bias: ConditionalAccumulator) -> None:
+def test_metrics_can_be_limited_to_some_segments(bias: ConditionalAccumulator) -> None:
     with ConditionalAccumulator(np.float32, [2], "other") as other:
         for names in (["bias"], ["b*"], [path_of("bias").name]):
             found = ask("metrics", *names)["metrics"]

@@ -39,7 +39,7 @@ def names_of(answer: Any) -> list[str]:
 def test_a_name_like_another_segments_file_means_the_right_segment(
     kept: list[ConditionalAccumulator], namespace: str
 ) -> None:
-    """`remove` removes the segment that `list` shows by this name, not the one it resembles."""
+    """`remove` removes the segment that `list` shows under this name, and no other."""
     looks_alike = f"unit-{os.getpid()}"
     kept += [make(looks_alike, ""), make(f"shmacc.{looks_alike}", "")]
     shown = names_of(ask("list", "-A", f"*{looks_alike}"))
@@ -48,7 +48,7 @@ def test_a_name_like_another_segments_file_means_the_right_segment(
         assert [s["system_name"] for s in ask("list", name)["segments"]] == [name]
     assert run("remove", f"shmacc.shmacc.{looks_alike}", "--yes", "--force").returncode == 0
     assert run("show", f"shmacc.{looks_alike}").returncode == 0
-    # In a namespace, too; and cleaning goes by the same rule.
+    # The same holds in a namespace, and for `clean`.
     twin = f"twin-{os.getpid()}"
     kept += [make(f"shmacc.{twin}"), make(twin)]
     assert f"shmacc.{twin}" not in names_of(ask("list"))
@@ -92,7 +92,7 @@ def test_every_name_that_is_shown_is_accepted(name: str, namespace_length: int) 
 
 
 def test_odd_names_are_printed_as_one_safe_word(namespace: str) -> None:
-    """The word is the name itself, or else its file's; it is safe for `xargs` and shells."""
+    """The word is the name itself or the file's name. It is safe for `xargs` and shells."""
     odd = {"w:0/grad": "", "é": "", "a b": "a%20b", "$(x)": "%24%28x%29", "\x1b[31m": "%1B%5B31m"}
     with contextlib.ExitStack() as kept:
         for name in odd:
@@ -148,7 +148,7 @@ def test_every_argument_after_two_dashes_is_a_name(kept: list[ConditionalAccumul
         assert run(*verb.split(), "--", "-rf").returncode in {0, 1}, verb
         assert run(*verb.split(), "--", "-no").returncode == 3, verb
     assert run("wait", "--for", "count=0", "--", "-rf").returncode == 0
-    assert run("remove", "a", "--", "--yes").returncode == 1  # in use, and only named
+    assert run("remove", "a", "--", "--yes").returncode == 1  # in use, and --yes is a name here
     for line in ("list -n -- a", "show --", "show --json --", "list --sort -- a"):
         assert run(*line.split()).returncode == 2, line
 
@@ -231,7 +231,7 @@ def test_a_glob_does_not_match_the_prefix_of_all_names(verb: str, namespace: str
     assert run("clean", "--yes").returncode == 0
 
 
-def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_a_namespace_only() -> None:
+def test_clean_removes_a_name_like_a_semaphores_only_in_a_namespace() -> None:
     make("sem.a").close()
     assert run("clean", "sem.a", "--yes", SHMACC_NAMESPACE="").returncode == 3
     assert path_of("sem.a").exists()
@@ -246,7 +246,7 @@ def test_a_name_that_begins_like_a_semaphores_is_cleaned_in_a_namespace_only() -
 def test_segments_that_disappear_after_a_glob_found_them_are_skipped(
     arguments: list[str], looked_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs end all the time; but a name that was typed is reported."""
+    """If the name of a missing segment was typed, that is an error."""
     real = getattr(inspection, looked_at)
 
     def remove_when_found(*given: object, **options: object) -> object:

@@ -25,7 +25,7 @@ NOBODY_TAKES = StallKind.NOBODY_TAKES
 
 @pytest.fixture(autouse=True)
 def segment() -> Iterator[None]:
-    """An accumulator with room for two gradients, not attached in the test."""
+    """Make an accumulator with room for two gradients, which the test does not have attached."""
     SparseConditionalAccumulator(np.float32, [1000, 16], NAME, capacity=2).close()
     yield
     inspection.remove(NAME, force=True)
@@ -45,7 +45,7 @@ def apply_for_ever(acc: Any) -> None:
 
 
 def chief_that_has_taken(crew: Crew, beside: int = 0) -> Apart:
-    """A process that has taken once and computes, beside some that do nothing."""
+    """Start a process that takes once and is then idle; `beside` more idle ones are there."""
     chief = job.begin(crew, job.take(1), job.pause)
     job.once(crew, job.apply)
     until(lambda: any(each.taken for each in inspection.describe(NAME).processes))
@@ -59,13 +59,13 @@ def wait_beside_it(crew: Crew, number: int = 1) -> list[Apart]:
     return workers
 
 
-def test_the_cause_is_named_within_ten_seconds() -> None:
+def test_a_standstill_is_reported_within_ten_seconds() -> None:
     facts = _stall_facts
     assert max(facts.AT_THE_START, facts.AFTER_TAKES, facts.AFTER_GRADIENTS) < 10
 
 
 @impatient
-def test_the_killed_chief_is_named_whose_step_workers_wait_for(crew: Crew) -> None:
+def test_a_killed_chief_is_named_when_workers_wait_for_the_step(crew: Crew) -> None:
     chief = chief_that_has_taken(crew)
     wait_beside_it(crew, 3)
     assert job.kinds() == [], "the chief may take"
@@ -90,7 +90,7 @@ def test_after_a_death_show_says_to_look_again(crew: Crew) -> None:
 
 @impatient
 def test_the_remedy_ends_the_standstill(crew: Crew) -> None:
-    """A chief is started in place of the dead one."""
+    """The remedy is to start a chief in place of the dead one."""
     job.kill(chief_that_has_taken(crew))
     worker = job.begin(crew, job.work)
     job.named(NOBODY_TAKES)
@@ -175,7 +175,7 @@ def test_a_stopped_chief_is_named_with_the_command_that_continues_it(crew: Crew)
 
 
 @impatient
-def test_a_wait_of_many_short_timeouts_is_one_wait(crew: Crew) -> None:
+def test_a_wait_of_many_short_timeouts_counts_as_one_wait(crew: Crew) -> None:
     def wait_in_pieces(acc: Any) -> None:
         while True:
             with contextlib.suppress(errors.DeadlineExceededError):
@@ -211,7 +211,7 @@ def test_a_worker_that_looks_for_room_counts_as_waiting(crew: Crew) -> None:
 
 @impatient
 def test_a_take_whose_gradients_have_no_memory_is_reported(crew: Crew) -> None:
-    """No capacity stops them, and more processes would not help."""
+    """No capacity limits the gradients, so the remedy must not ask for more processes."""
     name = f"{NAME}-unbounded"
     with SparseConditionalAccumulator(np.float32, [1000, 1024], name) as acc:
         acc.apply_grad([0], np.ones((1, 1024), np.float32))

@@ -34,12 +34,12 @@ def test_unreadable_segments_make_a_verb_fail(asked: tuple[str, ...]) -> None:
     if "--quiet" not in asked:
         answer = ask("check", *asked, weak=True, status=NOT_READ)
         assert (answer["checked"], answer["not_read"], answer["wrong"]) == (0, 1, 0)
-    as_root = run("check", *asked)  # as whom it is only an orphan
+    as_root = run("check", *asked)  # root reads it: it is only an orphan
     assert as_root.returncode == 1
     assert "could not be read" not in as_root.stderr
 
 
-def test_a_fault_comes_before_unreadable_segments() -> None:
+def test_a_fault_decides_the_exit_status_even_if_segments_are_unreadable() -> None:
     with ConditionalAccumulator("f4", [2], "own"):
         assert run("check", "own", weak=True).returncode == 0
         assert run("check", weak=True).returncode == NOT_READ
@@ -73,14 +73,14 @@ def _update_as(uid: int) -> None:
 
 
 def test_unreadable_parameters_are_not_said_to_be_removed(crew: Crew) -> None:
-    """The remedy for removed parameters would cost the round."""
+    """The remedy for removed parameters would throw the round away."""
     crew.start(_update_as, NOBODY).result()
     kinds = [each["kind"] for each in ask("check", "acc", weak=True, status=1)["findings"]]
     assert "orphaned" in kinds
     assert "of_other_parameters" not in kinds
 
 
-def test_clean_leaves_other_users_segments_in_one_line() -> None:
+def test_clean_reports_other_users_segments_in_one_line() -> None:
     done = run("clean", "--yes", weak=True)
     assert (done.returncode, done.stdout) == (0, "")
     left = [line.split()[2] for line in done.stderr.splitlines() if " left " in line]
@@ -97,7 +97,7 @@ def test_a_dry_run_promises_nothing_that_is_refused(mode: int) -> None:
         assert "would" not in rehearsed.stdout
     answer = ask("remove", "theirs", status=1, weak=True)
     assert (answer["refused"], answer["would_remove"]) == (True, [])
-    assert "--force" not in run("remove", "theirs", weak=True).stderr  # which would not help
+    assert "--force" not in run("remove", "theirs", weak=True).stderr  # it would not help
     assert ask("clean", weak=True)["would_remove"] == []
     if mode == 0o644:
         (left,) = ask("clean", weak=True)["left"]
@@ -108,7 +108,7 @@ def test_a_dry_run_promises_nothing_that_is_refused(mode: int) -> None:
     ]
 
 
-def test_a_segment_that_only_its_owner_can_remove_is_reported_so() -> None:
+def test_the_remedy_for_another_users_segment_names_its_owner_or_root() -> None:
     path = path_of("theirs")
     os.truncate(path, 100)
     path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""`show` and `metrics` tell how rounds spent their time, and which process they waited for."""
+"""`show` and `metrics` report how rounds spent their time, and for which process they waited."""
 
 import re
 import time
@@ -110,7 +110,7 @@ def test_a_block_that_was_given_up_counts_as_between_rounds(acc: ConditionalAccu
 def test_the_contributors_that_rounds_wait_for_are_named(
     acc: ConditionalAccumulator, crew: Crew, named: bool
 ) -> None:
-    """Of 3 workers, one is late in most rounds, another in one round."""
+    """Of 3 workers, one is late in 4 rounds, and another in 1 round."""
     workers = [crew.start(apply_when_told, number if named else None) for number in range(3)]
     chief = crew.start(take, 3)
     for process in (*workers, chief):
@@ -169,8 +169,8 @@ def test_the_most_often_late_contributors_are_kept(acc: ConditionalAccumulator, 
     assert len(samples) == 5
 
 
-def test_a_gradient_without_a_step_has_a_largest_age(acc: ConditionalAccumulator) -> None:
-    """That age is the number of updates since the process's previous gradient."""
+def test_the_largest_age_of_gradients_without_a_step_is_shown(acc: ConditionalAccumulator) -> None:
+    """This age is the number of updates since the process's previous gradient."""
 
     def apply(local_step: int) -> None:
         acc.apply_grad(np.ones(2, np.float32), local_step=local_step)
@@ -179,7 +179,7 @@ def test_a_gradient_without_a_step_has_a_largest_age(acc: ConditionalAccumulator
     for steps in (1, 3, 2):
         acc.set_global_step(acc.global_step + steps)
         apply(shmacc.NEVER_STALE)
-    apply(acc.global_step)  # checked: it lacks none
+    apply(acc.global_step)  # a checked gradient lacks no update
     found = pace()
     assert (found.unchecked, found.unchecked_steps, found.most_unchecked_steps) == (3, 6, 3)
     assert "3 gradients with NEVER_STALE lack at most 2.0 updates" in run("show", "acc").stdout

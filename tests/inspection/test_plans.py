@@ -1,4 +1,4 @@
-"""All remedies for one job are shown together, and none is cut off."""
+"""The remedies for all segments of one job agree, and are shown in full."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ ANEW: Final = "load a checkpoint into both, or begin both anew"
 
 @pytest.fixture(autouse=True)
 def job() -> Iterator[None]:
-    """A group and its parameters after a round; all processes have ended."""
+    """Make a group and its parameters, after one round; no process has them attached."""
     with make(Parameters({"w": np.zeros(4, np.float32)}, PARAMS, optimizer=SGD(0.5))):
         pass
     yield
@@ -50,16 +50,16 @@ def one_round(group: Any, params: Any) -> None:
 
 
 def start_again() -> None:
-    """Be the chief of the job, and make a round."""
+    """Act as a new chief of the job, and make a round."""
     with Parameters.attach(PARAMS) as params, AccumulatorGroup.attach(GROUP) as group:
         one_round(group, params)
 
 
 def remedies(name: str = GROUP) -> dict[str, str]:
-    """Return the remedies, which are the same whatever was asked."""
+    """Return the remedies by kind; a check of this name and a check of all must agree."""
     subject, found = inspection.resolve(name).system_name, {"": ""}
 
-    def agree() -> bool:  # one that looks on elsewhere may be about to attach, for a moment
+    def agree() -> bool:  # another look may have the segment open for a moment
         nonlocal found
         found = {each.kind: each.remedy for each in inspection.check(name)}
         of_all = [each for each in inspection.check_all() if each.subject == subject]
@@ -69,7 +69,7 @@ def remedies(name: str = GROUP) -> dict[str, str]:
     return found
 
 
-def test_a_sound_job_can_just_be_started_again() -> None:
+def test_the_remedy_for_a_sound_job_is_to_start_it_again() -> None:
     assert remedies()["orphaned"].startswith("start its job again, which goes on with it")
     assert remedies(PARAMS)["orphaned"].startswith("start its job again, which goes on with it")
     shown = run("show", GROUP).stdout
@@ -78,7 +78,7 @@ def test_a_sound_job_can_just_be_started_again() -> None:
     start_again()
 
 
-def test_a_job_whose_parameters_are_gone_is_not_just_started_again() -> None:
+def test_the_remedy_for_missing_parameters_is_to_load_or_begin_anew() -> None:
     inspection.remove(PARAMS)
     found = remedies()
     assert found["of_other_parameters"].startswith(ANEW)
@@ -87,7 +87,7 @@ def test_a_job_whose_parameters_are_gone_is_not_just_started_again() -> None:
     assert "goes on with it" not in found["orphaned"]
 
 
-def test_a_job_whose_parameters_are_damaged_is_not_just_started_again() -> None:
+def test_the_remedy_for_damaged_parameters_is_to_see_to_them_first() -> None:
     scribble(path_of(PARAMS), 64, b"\xff" * 64)
     found = remedies()["orphaned"]
     assert found.startswith(
@@ -97,7 +97,7 @@ def test_a_job_whose_parameters_are_damaged_is_not_just_started_again() -> None:
 
 
 @pytest.mark.parametrize("name", [GROUP, PARAMS])
-def test_a_job_whose_steps_do_not_fit_is_not_just_started_again(name: str) -> None:
+def test_the_remedy_for_steps_that_do_not_fit_is_to_load_or_begin_anew(name: str) -> None:
     with Parameters.attach(PARAMS) as params:
         params.restore({**params.state(), "step": np.array(7)})
     with pytest.raises(shmacc.errors.FailedPreconditionError):
@@ -127,7 +127,7 @@ def _finish() -> None:
 
 
 def _fill_table(rows: list[int]) -> None:
-    """Leave a table of its most rows, 3, and a round of these rows."""
+    """Leave a table that is full with 3 rows, and a round of these rows."""
     table = {"w": TableSpec((2,), max_rows=3)}
     inspection.remove(GROUP)
     with (
@@ -144,7 +144,7 @@ def _fill_table(rows: list[int]) -> None:
 def _update_again() -> None:
     with Parameters.attach(PARAMS) as params, AccumulatorGroup.attach(GROUP) as group:
         done = False
-        while not done:  # an update that they have already is not made twice
+        while not done:  # False: the parameters had this update already
             if group.num_accumulated() == 0:
                 group.apply({"w": np.ones(4, np.float32)}, group.global_step)
             with group.round(1) as taken:
@@ -187,8 +187,8 @@ PLANS: Final[dict[str, tuple[list[Callable[[], None]], bool]]] = {
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_job_is_started_again_only_if_it_goes_on(plan: str) -> None:
-    """The plan says what is there, what is gone, and which steps, and is right."""
+def test_check_says_start_again_exactly_if_the_job_can_go_on(plan: str) -> None:
+    """A plan changes the segments, and says whether the job can go on. The test then tries."""
     changes, goes_on = PLANS[plan]
     for change in changes:
         change()
@@ -200,8 +200,8 @@ def test_a_job_is_started_again_only_if_it_goes_on(plan: str) -> None:
             _update_again()
 
 
-def test_the_plan_after_a_death_is_the_same() -> None:
-    """The chief died in its round, and workers wait."""
+def test_the_remedy_after_a_failed_round_is_to_load_or_begin_anew() -> None:
+    """It is the remedy for steps that do not fit, although a chief has failed, too."""
     with Parameters.attach(PARAMS) as params:
         params.restore({**params.state(), "step": np.array(7)})
 

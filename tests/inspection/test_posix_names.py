@@ -26,7 +26,7 @@ def _open_both(namespace: str) -> None:
     memory.close_fd()
     permit = posix_ipc.Semaphore(f"/{semaphore}")
     assert permit.value == 1
-    permit.acquire(0)  # as if its holder were dead: the record lock decides, and it is free
+    permit.acquire(0)  # as if its holder had died: the lock is free, as no process locks the file
     permit.close()
 
 
@@ -60,7 +60,7 @@ def test_a_file_that_is_no_semaphore_has_no_value(namespace: str) -> None:
 
 
 @needs_root
-def test_a_user_who_may_only_read_learns_all_but_the_semaphore() -> None:
+def test_a_user_who_may_only_read_sees_all_but_the_semaphore() -> None:
     with shmacc.ConditionalAccumulator("f4", (), "emb", mode=0o644) as acc:
 
         def look() -> None:

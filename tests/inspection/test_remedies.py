@@ -39,14 +39,14 @@ def make_parameters(name: str, **how: Any) -> Parameters:
 
 
 def orphans() -> None:
-    """Segments of a job whose processes are dead, and which will be started again."""
+    """Make segments of a job whose processes are dead, but which will be started again."""
     for name in NAMES[:3]:
         ConditionalAccumulator(np.float32, [2], name).close()
     make_parameters(NAMES[3]).close()
 
 
 def damaged() -> None:
-    """A file of another program."""
+    """Write a file of another program under a segment's name."""
     path_of(NAMES[0]).write_bytes(b"not a segment" * 1000)
 
 
@@ -56,25 +56,25 @@ def other_version() -> None:
 
 
 def renamed() -> None:
-    """A renamed copy that a user keeps."""
+    """Rename a segment, as a user may who wants to keep it."""
     orphans()
     path_of(NAMES[0]).rename(path_of(NAMES[5]))
 
 
 def linked() -> None:
-    """A link to a segment that a user made."""
+    """Make a hard link to a segment, as a user may."""
     orphans()
     path_of(NAMES[5]).hardlink_to(path_of(NAMES[0]))
 
 
 def no_semaphore() -> None:
-    """Another file under a semaphore's name."""
+    """Write another file under a semaphore's name."""
     orphans()
     semaphore_of(NAMES[0]).write_bytes(b"somebody's")
 
 
 def only_a_semaphore() -> None:
-    """A semaphore whose segment was removed by `rm`."""
+    """Leave a semaphore whose segment was removed by `rm`."""
     orphans()
     path_of(NAMES[0]).unlink()
 
@@ -94,7 +94,7 @@ def names_there(namespace: str) -> list[str]:
 
 
 @pytest.mark.parametrize("make", EVERYTHING)
-def test_commands_of_check_destroy_nothing_and_those_in_its_texts_work(
+def test_commands_of_check_destroy_nothing_and_commands_in_remedies_work(
     make: Callable[[], None], namespace: str
 ) -> None:
     """docs/inspect-json.md: "`command` can be pasted into a shell, and destroys no data"."""
@@ -110,12 +110,12 @@ def test_commands_of_check_destroy_nothing_and_those_in_its_texts_work(
     assert names_there(namespace) == before
     wrong = [each for each in findings if each["severity"] == "wrong"]
     assert wrong
-    for finding in reversed(wrong):  # a semaphore before its segment, which takes it along
+    for finding in reversed(wrong):  # semaphores first: a segment's removal removes its own
         named = re.search(r"`([^`]+)`", finding["remedy"])
         assert named or make is directory, finding
         if named:
             program, *words = shlex.split(named[1])
-            if program == "shmacc-inspect":  # as pasted into any shell: the whole name is in it
+            if program == "shmacc-inspect":  # it has the whole name, so any shell will do
                 done = run(*words, SHMACC_NAMESPACE=f"{namespace}-other")
                 assert done.returncode == 0, done.stderr
             else:
@@ -134,7 +134,7 @@ def test_many_orphans_are_reported_in_one_line() -> None:
     assert ask("check", "job*", status=1)["wrong"] == len(NAMES)
 
 
-def test_no_remedy_for_a_directory_uses_remove() -> None:
+def test_the_remedy_for_a_directory_does_not_use_remove() -> None:
     directory()
     (finding,) = ask("check", NAMES[0], status=1)["findings"]
     assert finding["remedy"].endswith("shmacc removes no directories")
@@ -157,8 +157,8 @@ def use_both(accumulator: str, parameters: str) -> None:
 
 
 def noted(kind: str) -> bool:
-    """Whether `check` reports it, of this segment and of all segments of the test."""
-    own = os.environ["SHMACC_NAMESPACE"]  # tests beside this one have such segments, too
+    """Whether `check` reports this kind, both for this segment and for all of the test."""
+    own = os.environ["SHMACC_NAMESPACE"]  # other tests have such segments, too
     found = inspection.check(ACC), inspection.check_all(namespace=own)
     (said,) = {kind in [each.kind for each in findings] for findings in found}
     return said
@@ -166,7 +166,7 @@ def noted(kind: str) -> bool:
 
 @pytest.mark.parametrize(("step", "far"), [(0, True), (5, True), (6, False), (7, False)])
 def test_parameters_ahead_of_their_group_are_noted(crew: Crew, step: int, far: bool) -> None:
-    """With such parameters every new chief would fail. Other jobs' parameters are not noted."""
+    """With such parameters every new chief would fail. Parameters of other jobs are not noted."""
     with ConditionalAccumulator(np.float32, [4], ACC) as acc, make_parameters(PARAMS) as params:
         params.restore({**params.state(), "step": np.array(7)})
         acc.set_global_step(step)
@@ -179,7 +179,7 @@ def test_parameters_ahead_of_their_group_are_noted(crew: Crew, step: int, far: b
 
 @pytest.mark.parametrize(("alive", "replaced"), [(True, True), (False, True), (True, False)])
 def test_a_group_of_replaced_parameters_is_noted(crew: Crew, alive: bool, replaced: bool) -> None:
-    """Other parameters are refused each time that the job is started."""
+    """The new parameters are refused each time that the job is started."""
     with (
         make_parameters(PARAMS) as params,
         shmacc.AccumulatorGroup(params.member_specs(), ACC) as group,

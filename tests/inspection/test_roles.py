@@ -1,4 +1,4 @@
-"""What a process has begun to do in a segment is in its entry, and in the record of its death."""
+"""A process's entry lists its roles, what it has begun to do. So does the event of its death."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -77,7 +77,7 @@ def test_the_roles_of_a_process_accumulate() -> None:
         assert roles() == [["applies", "takes", "updates", "looks on", "saves"]]
 
 
-def test_parameters_are_updated_looked_at_and_saved() -> None:
+def test_roles_in_parameters_are_updates_looks_on_and_saves() -> None:
     with shmacc.attach(NAME) as acc, Parameters.attach(PARAMS) as params:
         params.snapshot()
         assert roles(PARAMS) == [["looks on"]]
@@ -104,10 +104,10 @@ def test_a_process_has_its_role_before_it_gets_the_lock(crew: Crew) -> None:
 def test_a_death_is_recorded_with_the_roles(
     crew: Crew, deeds: tuple[Callable[[Any], Any], ...], found: list[str]
 ) -> None:
-    """This includes the death of a process whose calls got nothing."""
+    """This includes a process whose calls have never returned."""
     child = begin(crew, *deeds)
     until(lambda: roles() == [found])
     pid = kill(child)
-    once(crew, apply)  # which sweeps the entry
+    once(crew, apply)  # this finds the death
     (event,) = [each for each in inspection.describe(NAME).events if each.kind == "died"]
     assert (event.pid, list(event.roles)) == (pid, found)

@@ -1,4 +1,4 @@
-"""Inspection knows runs: their segments, who starts what again, and what a run has left."""
+"""Inspection of runs: their segments, restarts of their processes, and what a dead run leaves."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ _PROGRAM: Final = """
 
 
 class Started:
-    """A run in another process, named "digits" unless that is None."""
+    """A run in another process, with this name or, if it is None, without a name."""
 
     def __init__(self, folder: Path, name: str | None = "digits") -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class Started:
         return [each.pid for each in seen.processes if each.alive and each.applied]
 
     def kill_a_worker(self) -> None:
-        """Kill a worker; its replacement stands still before it attaches."""
+        """Kill a worker. The worker that replaces it waits before it attaches."""
         (self.folder / "hold").touch()
         os.kill(self.workers()[0], signal.SIGKILL)
 
@@ -124,7 +124,7 @@ def start(tmp_path: Path, namespace: str) -> Iterator[Callable[..., Started]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name standstills at once."""
+    """Let standstills be reported at once."""
     for patience in ("AT_THE_START", "AFTER_TAKES", "AFTER_GRADIENTS", "LONG_IDLE"):
         monkeypatch.setattr(_stall_facts, patience, 0.3)
 
@@ -167,7 +167,7 @@ def test_each_verb_of_a_namespace_includes_its_runs(
     assert restarts == {"chief": 0, "worker 0": 0, "worker 1": 0}
 
 
-def test_a_name_with_a_slash_is_literal_without_such_a_run(namespace: str) -> None:
+def test_a_name_with_a_slash_is_a_segments_name_if_no_such_run_exists(namespace: str) -> None:
     with shmacc.ConditionalAccumulator("f4", (), "digits/model", unlink_on_close=True) as acc:
         assert run("list", "-q").stdout.split() == ["digits/model"]
         with record.kept(f"{namespace}.digits", ["chief"], named=True, restarts=3):
@@ -191,7 +191,7 @@ def test_check_counts_the_segments_that_it_skipped(namespace: str) -> None:
 
 
 @needs_root
-def test_a_record_that_cannot_be_read_is_counted_as_such(namespace: str) -> None:
+def test_an_unreadable_record_of_a_run_is_counted_as_not_checked(namespace: str) -> None:
     def leave() -> None:
         with record.kept(f"{namespace}.digits", ["chief"], named=True, restarts=3):
             pass
@@ -217,7 +217,7 @@ def test_a_process_that_its_run_starts_again_is_no_fault(start: Callable[..., St
     assert re.fullmatch(
         rf"worker . has ended: its run, pid {started.pid}, starts it again, 1 of 3", told
     )
-    # The same wait is a standstill if nobody comes; and the run's process is to go on first.
+    # If the run's process is stopped, nobody comes: a standstill. That process must go on first.
     stop(started.pid)
     until(lambda: "quorum_out_of_reach" in findings() or started.workers() == [])
     found = findings()
@@ -234,7 +234,7 @@ def test_a_process_that_its_run_starts_again_is_no_fault(start: Callable[..., St
     assert run("wait", "digits/model", "--for", f"step={before + 3}").returncode == 0
 
 
-def test_a_killed_named_run_goes_on_with_what_check_prints(
+def test_a_killed_named_run_goes_on_by_the_command_that_check_prints(
     start: Callable[..., Started], tmp_path: Path, namespace: str
 ) -> None:
     started = start()
@@ -311,7 +311,7 @@ def test_a_dead_run_without_segments_is_not_said_to_go_on(namespace: str) -> Non
 
 
 @pytest.mark.parametrize("lives", [True, False])
-def test_a_dead_inner_run_is_reported_for_its_outer_run(namespace: str, lives: bool) -> None:
+def test_a_dead_inner_run_is_left_to_its_outer_run(namespace: str, lives: bool) -> None:
     outer = f"{namespace}.digits"
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         if lives:
@@ -349,7 +349,7 @@ def test_nothing_of_a_living_run_is_removed(start: Callable[..., Started], names
     in_use = run("remove", "digits/model", "--yes").stderr
     assert "is in use by" in in_use
     assert "--force" not in in_use
-    stop(started.pid)  # so that nobody is started again
+    stop(started.pid)  # so that the run starts no process again
     for pid in started.workers():
         os.kill(pid, signal.SIGKILL)
     chief = inspection.list_runs(namespace)[0].roles[0].pid
@@ -369,7 +369,7 @@ def test_nothing_of_a_living_run_is_removed(start: Callable[..., Started], names
     assert testing.leaked_names(namespace) == before
 
 
-def test_a_dead_run_is_removed_whole_or_not(start: Callable[..., Started], namespace: str) -> None:
+def test_a_dead_run_is_not_removed_in_parts(start: Callable[..., Started], namespace: str) -> None:
     start().kill()
     before = testing.leaked_names(namespace)
     for arguments in (
@@ -402,7 +402,7 @@ def test_a_dead_run_can_be_removed_by_the_names_of_its_segments(
     assert testing.leaked_names(namespace) == ()
 
 
-def test_a_crash_loop_is_a_fault_with_a_steady_signal(namespace: str) -> None:
+def test_a_crash_loop_is_a_fault_and_has_metrics(namespace: str) -> None:
     with record.kept(f"{namespace}.digits", ["chief", "worker 0"], named=True, restarts=9) as kept:
         for end in range(1, 5):
             assert "run_crash_loop" not in findings()
@@ -424,7 +424,7 @@ def test_a_crash_loop_is_a_fault_with_a_steady_signal(namespace: str) -> None:
 
 
 def test_a_name_chosen_by_a_user_runs_no_command_in_a_remedy() -> None:
-    """Labels, names on a terminal or in a pipe, and texts of alerts."""
+    """This holds for labels, names on a terminal or in a pipe, and texts of alerts."""
     hostile = "x$(id>ran)`id>ran`;id>ran 'id' \"id\""
     with shmacc.ConditionalAccumulator("f4", (), hostile, unlink_on_close=True):
         labels = {
@@ -446,7 +446,7 @@ def test_a_name_chosen_by_a_user_runs_no_command_in_a_remedy() -> None:
         assert "$labels" not in re.sub(r"'[^']*'", "", line), line
 
 
-def test_a_damaged_or_foreign_record_is_reported(namespace: str) -> None:
+def test_a_damaged_record_of_a_run_is_reported(namespace: str) -> None:
     path = Path(names.of_run(f"{namespace}.digits").path)
     path.write_bytes(b"no record" * 100)
     found = findings()

@@ -1,7 +1,7 @@
-"""Every verb gives the same answer: who is attached, what they do, what is wrong.
+"""All verbs agree on which processes are attached, what they do, and what is wrong.
 
-Each scene is played alone, then beside older processes, then beside newer ones, which are idle,
-look in again and again, or save. The answer names the process at fault, and no other.
+Each scene is played alone, beside processes that came before, and beside processes that came later.
+These are idle, or read and save again and again. The answer names only the process at fault.
 """
 
 import re
@@ -26,12 +26,12 @@ from shmacc_inspect.sorting import SORTS
 
 FINE: Final = "fine"
 OFTEN: Final = 0.02  # seconds
-A_TICK: Final = 0.02  # seconds; of the clock of the segments, twice at least
+A_TICK: Final = 0.02  # seconds: at least two ticks of the segments' clock
 
 
 @pytest.fixture(autouse=True)
 def segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two segments, one of them healthy; waits count at once."""
+    """Make two segments, one of them healthy; let standstills be reported at once."""
     job.patience(monkeypatch, 0.0)
     monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
     with ConditionalAccumulator(np.float32, [2], FINE) as fine:
@@ -41,13 +41,13 @@ def segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         fine.unlink()
 
 
-# -- those who are only there ----------------------------------------------------------------------
+# -- bystanders ------------------------------------------------------------------------------------
 
 
 def look_in(acc: Any) -> None:
     while True:
         acc.snapshot()
-        acc.state()  # as `save`
+        acc.state()  # like `save`
         acc.stats()
         time.sleep(OFTEN)
 
@@ -59,16 +59,16 @@ def look_in_from_a_thread(acc: Any) -> None:
 def bystanders(crew: Crew) -> None:
     for deed in (job.pause, job.pause, look_in, look_in):
         job.begin(crew, deed)
-    # The clock of segments is coarse: from here on it also shows later times.
+    # The segments' clock is coarse: wait until it shows a later time.
     came = time.monotonic()
     until(lambda: time.monotonic() > came + A_TICK)
 
 
-# -- those who act ---------------------------------------------------------------------------------
+# -- processes that act ----------------------------------------------------------------------------
 
 
 class Stage:
-    """Starts the processes of a scene; each method returns when they are where they stay."""
+    """Starts a scene's processes; each method returns when its processes have come to rest."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
@@ -91,14 +91,14 @@ class Stage:
         return [each.activity for each in processes if each.pid == one.pid] == [what]
 
     def wait(self, number: int = 2) -> None:
-        """Let workers apply, and wait for the step."""
+        """Start workers that apply and then wait for the step."""
         before = job.doing("waits for the step")
         for _ in range(number):
             job.begin(self.crew, job.apply, job.wait_for_ever)
         until(lambda: job.doing("waits for the step") == before + number)
 
     def head(self, number: int, *deeds: Callable[[Any], Any]) -> Apart:
-        """Let a chief take once, then wait for so many gradients; it has one worker."""
+        """Start a chief that takes once, then waits for `number` gradients; return its worker."""
         chief = job.begin(self.crew, job.take(1), job.take(number))
         worker = self.crew.start(job.do, job.NAME, job.work, *deeds)
         until(lambda: inspection.describe(job.NAME).stats.takes == 1)
@@ -108,7 +108,7 @@ class Stage:
         return worker
 
 
-# Each returns the process at fault, if there is one, which a scene may then stop or kill.
+# Each function returns the process at fault, if any. A scene may then stop or kill this process.
 
 
 def chief_hangs(stage: Stage) -> Apart:
@@ -155,7 +155,7 @@ def first_chief_never_comes(stage: Stage) -> None:
 
 
 def second_chief_hangs(stage: Stage) -> Apart:
-    """The first chief took, and was replaced."""
+    """The first chief took, and a second chief has replaced it."""
     stage.hung_chief()
     return chief_hangs(stage)
 
@@ -210,9 +210,9 @@ class Scene:
         strike: What is then done to the process at fault: `kill`, `stop`, or nothing.
         kind: The kind of the stall.
         proved: Whether the stall is proved, not only suspected.
-        beside: The same beside others that were there before: (kind, proved, whether the one at
-            fault is named). None: the same.
-        later: The same beside others that came later.
+        beside: What is found beside processes that came before: (kind, proved, whether the
+            process at fault is named). None: the same stall, and it is named.
+        later: What is found beside processes that came later, likewise.
     """
 
     play: Callable[[Stage], Apart | None]
@@ -226,7 +226,7 @@ class Scene:
 TAKER, APPLIER = StallKind.TAKER_IDLE, StallKind.APPLIER_IDLE
 NOBODY, QUORUM = StallKind.NOBODY_TAKES, StallKind.QUORUM_OUT_OF_REACH
 _NAMED: Final = (TAKER, False, True)
-_UNNAMED: Final = (TAKER, False, False)  # it is not known who was to take
+_UNNAMED: Final = (TAKER, False, False)  # nobody can know which process should take
 _WORKERS: Final = (APPLIER, False, False)
 SCENES: Final = (
     Scene(chief_hangs, job.kill, NOBODY, proved=True),
@@ -264,7 +264,7 @@ SCENES: Final = (
         )
         for scene in SCENES
         for beside in ("nobody", "before", "later")
-        # Where others make no difference, the scene without them is one of the older tests.
+        # If bystanders make no difference, other tests have the scene without them.
         if beside != "nobody" or scene.beside or scene.later
     ],
 )
@@ -280,7 +280,7 @@ def test_the_process_at_fault_is_named_and_no_other(crew: Crew, scene: Scene, be
         bystanders(crew)
         kind, proved, named = scene.later or (kind, proved, True)
     becomes(job.NAME, kind, proved=proved)
-    # A process that attaches may be about to record the death of the one at fault.
+    # A process that attaches may still be about to record the death of the process at fault.
     at_fault = {culprit.pid} if named and culprit is not None else set()
     until(lambda: accused(the_stall()) == at_fault)
     if beside == "before":
@@ -308,7 +308,7 @@ def stalled(name: str) -> list[tuple[StallKind, bool]]:
 
 
 def the_stall() -> Stall:
-    for _ in range(100):  # a look beside a commit judges nothing
+    for _ in range(100):  # a look during a commit judges nothing
         summary = inspection.describe(job.NAME).summary
         if found := (*summary.stalls, summary.suspected)[0]:
             return found
@@ -321,7 +321,7 @@ def blame(stall: Stall) -> str:
 
 
 def every_verb_says(stall: Stall, *, proved: bool) -> None:
-    """Check show, list, check, metrics and the order of watch."""
+    """Check that show, list, check, metrics and the order of watch report the stall."""
 
     def says_it() -> bool:
         shown = run("show", job.NAME).stdout
@@ -350,7 +350,7 @@ def every_verb_says(stall: Stall, *, proved: bool) -> None:
     until(says_it)
 
 
-# -- waits that go over several segments -----------------------------------------------------------
+# -- waits across several segments -----------------------------------------------------------------
 
 OTHER: Final = "other"
 THIRD: Final = "third"
@@ -373,7 +373,7 @@ def attach_all(*names: str) -> dict[str, Any]:
 
 
 def in_a_circle(wait: Callable[[Any], Any], *names: str) -> Callable[..., None]:
-    """Attach to all, and wait in the first."""
+    """Return a function that attaches to all segments, and waits in the first."""
 
     def process() -> None:
         attached = attach_all(*names)
@@ -413,7 +413,7 @@ def test_a_circle_of_three_segments_is_a_deadlock(crew: Crew) -> None:
 
 
 @pytest.mark.usefixtures("others")
-def test_a_wait_for_a_chief_that_waits_for_a_dead_one_names_both(crew: Crew) -> None:
+def test_a_standstill_behind_another_segments_dead_chief_names_both_chiefs(crew: Crew) -> None:
     """The chief of one segment waits for the step of another, whose chief is dead."""
     stage = Stage(crew)
 
@@ -437,14 +437,14 @@ def test_a_wait_for_a_chief_that_waits_for_a_dead_one_names_both(crew: Crew) -> 
 
 
 @pytest.mark.usefixtures("others")
-def test_a_chief_that_waits_for_another_segment_is_not_called_idle(crew: Crew) -> None:
+def test_a_suspected_chief_that_waits_in_another_segment_is_said_to_wait_there(crew: Crew) -> None:
     stage = Stage(crew)
 
     def take_elsewhere(_: Any) -> None:
         with shmacc.attach(OTHER) as other:
             other.take(1)
 
-    job.begin(crew, job.pause, name=OTHER)  # which will apply
+    job.begin(crew, job.pause, name=OTHER)  # this process may apply
     chief = stage.chief(take_elsewhere)
     stage.wait()
     becomes(job.NAME, TAKER, proved=False)

@@ -54,7 +54,7 @@ def test_a_dev_shm_on_a_disk_is_reported(make: Callable[[], Any]) -> None:
             pytest.skip(f"the checkout is on {kind}")
         said, kinds = run_apart(_on_a_disk, folder, make)
     assert "not_in_memory" in kinds
-    if said:  # there are filesystems that have files of a segment's length
+    if said:  # some filesystems allow files of a segment's length
         assert "medium: Memory" in said or "cannot be used" in said
         assert "ulimit" not in said
 
@@ -114,7 +114,7 @@ def _fill(*, pipe: Pipe) -> None:
     with ConditionalAccumulator("f4", [2], "there") as acc:
         space = inspection.shared_memory_space()
         assert not {"bytes_scarce", "bytes_exhausted"} & {*_kinds()}
-        filler = SHM / "filler"  # in the process's own
+        filler = SHM / "filler"  # in the process's own /dev/shm
         with filler.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, space.free - space.total // 20)
             assert "bytes_scarce" in _kinds()
@@ -167,7 +167,7 @@ def test_memory_of_another_containers_segments_is_not_reported() -> None:
         assert path_of("removed-elsewhere").name not in run_apart(_remove_in_own_shm, shm=MIB)
 
 
-# -- what has no name any more --------------------------------------------------------------------
+# -- segments whose names were removed ------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ def finding(status: int) -> dict[str, Any]:
 
 
 def split() -> float:
-    """The metric `shmacc_removed_under_users` of the segment "new"; 0 if it has none."""
+    """Return the metric `shmacc_removed_under_users` of the segment "new"; 0 if it has none."""
     metrics = {metric["name"]: metric["samples"] for metric in ask("metrics")["metrics"]}
     of_all = metrics["shmacc_removed_under_users"]
     return sum(float(each["value"]) for each in of_all if each["labels"]["name"] == "new")

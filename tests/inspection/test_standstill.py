@@ -35,7 +35,7 @@ def make_group() -> shmacc.AccumulatorGroup:
 
 @pytest.fixture(autouse=True)
 def segment(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A segment that is not attached in the test, sparse by default."""
+    """Make a segment, sparse by default, which the test does not have attached."""
     getattr(request, "param", make_sparse)().close()
     yield
     inspection.remove(NAME, force=True)
@@ -66,7 +66,7 @@ def test_a_stopped_holder_of_the_lock_is_named(crew: Crew) -> None:
 
 @pytest.mark.parametrize("segment", [make_lanes], indirect=True)
 def test_a_stopped_holder_of_a_later_lane_is_named(crew: Crew) -> None:
-    """A take has the first lane's lock nearly all the time while it waits for the later one."""
+    """While a take waits for the later lane's lock, it holds the first's nearly all the time."""
     job.once(crew, job.apply)
     with held(NAME, layout.lane_byte(1)) as holder:
         taker = job.begin(crew, job.take(1))
@@ -165,7 +165,7 @@ def test_a_killed_worker_is_the_cause(crew: Crew) -> None:
     assert "3 alive (waiting for this take: 2)" in wrong.problem
     assert f"; pid {pid} is dead" in wrong.problem
     assert not [each for each in found if each.kind == "dead_entries"]
-    with shmacc.attach(NAME):  # which sweeps the entry: then its death is an event
+    with shmacc.attach(NAME):  # this removes the entry, and records the death as an event
         pass
     job.named(StallKind.QUORUM_OUT_OF_REACH)
     assert f"; pid {pid} is dead" in job.problem()
@@ -221,7 +221,7 @@ def test_a_take_without_any_gradient_is_named(crew: Crew, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat a moment like half a minute."""
+    """Suspect processes after 0.3 s, not after half a minute."""
     monkeypatch.setattr(_stall_facts, "LONG_IDLE", 0.3)
 
 
@@ -249,7 +249,7 @@ def test_a_worker_that_hangs_in_its_second_batch_is_named(crew: Crew) -> None:
     assert f"; pid {worker.pid}, which has not applied to it, is alive (sleeping)" in suspected
     (found,) = [each for each in inspection.check(NAME) if each.kind == StallKind.APPLIER_IDLE]
     assert found.severity is Severity.NOTE
-    job.stop(worker)  # which is proof, as the others wait
+    job.stop(worker)  # this is proof, as the others wait
     assert inspection.describe(NAME).suspected is None
 
 
@@ -272,11 +272,11 @@ def test_nobody_is_suspected_before_half_a_minute(crew: Crew) -> None:
 
 
 def test_a_worker_is_idle_only_since_it_came_back_from_a_wait(crew: Crew) -> None:
-    """A chief may take long over its update, which is not its workers' time."""
+    """The time of a chief's long update must not count as its workers' idle time."""
     job.begin(crew, job.work, job.pause)
     until(lambda: inspection.describe(NAME).processes[0].activity == "waits for the step")
     (before,) = inspection.describe(NAME).processes
-    a_tick = 0.02  # seconds; of the clock of the segments, twice at least
+    a_tick = 0.02  # seconds: at least two ticks of the segments' clock
     until(lambda: time.time() > before.last_seen + a_tick)
     with shmacc.attach(NAME) as acc:
         acc.take(1)

@@ -46,15 +46,15 @@ def test_in_a_pipe_each_cell_is_a_word(table: SparseConditionalAccumulator, crew
     assert [len(row.split()) for row in rows] == [len(columns)] * 2
     by_title = dict(zip(columns, rows[1].split(), strict=True))
     assert by_title["WAITS_FOR"] == "5"
-    assert re.fullmatch(r"\d+\.\d[KMG]iB", by_title["RESERVED"])  # as `sort -h` takes it
+    assert re.fullmatch(r"\d+\.\d[KMG]iB", by_title["RESERVED"])  # `sort -h` can sort it
     assert re.fullmatch(r"\d+\.\ds", by_title["AGE"])
-    # The output of `show`, without the last column, which is a command line.
+    # In `show`, the last column may have several words: it is a command line.
     shown = run("show", "table").stdout
     [processes] = re.findall(r"^ *PID.*(?:\n.+)+", shown, re.MULTILINE)[:1]
     heading, *lines = processes.splitlines()
     place = heading.split().index("COMMAND")
     assert place == len(heading.split()) - 1
-    program, *_ = Path("/proc/self/cmdline").read_text().split("\0")  # the child is a fork of this
+    program, *_ = Path("/proc/self/cmdline").read_text().split("\0")  # the child's command is ours
     assert all(line.split(maxsplit=place)[place].startswith(f"{program} ") for line in lines)
     table.cancel()
     taker.result()
@@ -77,7 +77,7 @@ def test_closed_streams_that_are_not_needed_change_nothing() -> None:
     for line in ("$I check 2>&-", "$I check <&- >&- 2>&-"):
         done = shell(line)
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), line
-    # Messages for stderr are not on stdout instead.
+    # Messages for stderr must not go to stdout instead.
     assert shell("$I show nobody 2>&-").stdout == ""
 
 
@@ -120,7 +120,7 @@ def watching(*before: str, count: str = "1000000") -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_ends_a_watch_in_a_pipe_unless_it_is_ignored() -> None:
-    """Shells without job control have background jobs ignore Ctrl-C."""
+    """Shells without job control make background jobs ignore Ctrl-C."""
     heeding, ignoring = watching(*HEEDING_CTRL_C), watching("env", "--ignore-signal=INT", count="5")
     for process, status in ((heeding, 130), (ignoring, 0)):
         process.send_signal(signal.SIGINT)

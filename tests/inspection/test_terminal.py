@@ -53,7 +53,7 @@ def quit_of(terminal: inspect_tool.Terminal) -> None:
 
 
 @pytest.mark.usefixtures("embeddings", "bias")
-def test_a_table_fits_the_terminal() -> None:
+def test_list_leaves_out_columns_that_do_not_fit() -> None:
     with (
         inspect_tool.Terminal("list", columns=60) as narrow,
         inspect_tool.Terminal("list", columns=170) as wide,
@@ -65,14 +65,14 @@ def test_a_table_fits_the_terminal() -> None:
     assert "RESERVED" not in text.splitlines()[0]
     assert "too narrow for all columns; left out: " in text
     rows = [line for line in wide.text().splitlines() if line]
-    assert len(rows) == 4  # with how full shared memory is
+    assert len(rows) == 4  # titles, two segments, and how full shared memory is
     assert "RESERVED" in rows[0]
     assert "tower.of.babel.layer7.bias" in rows[2]
     assert COLOUR.search(wide.raw)
 
 
 @pytest.mark.usefixtures("embeddings")
-def test_without_a_terminal_there_is_no_colour() -> None:
+def test_no_color_a_dumb_terminal_and_a_pipe_turn_off_colour() -> None:
     with (
         inspect_tool.Terminal("show", "embeddings", NO_COLOR="1") as plain,
         inspect_tool.Terminal("list", TERM="dumb") as dumb,
@@ -84,7 +84,7 @@ def test_without_a_terminal_there_is_no_colour() -> None:
     assert "\x1b" not in inspect_tool.run("list", FORCE_COLOR="").stdout
 
 
-def test_watch_is_a_live_screen(
+def test_watch_updates_its_screen_and_follows_keys_and_sizes(
     embeddings: shmacc.SparseConditionalAccumulator,
     bias: shmacc.ConditionalAccumulator,
     taker: Apart,
@@ -114,7 +114,7 @@ def test_a_line_as_wide_as_the_terminal_keeps_its_last_letter() -> None:
 
 
 @pytest.mark.parametrize(("keys", "status"), [("\x03", 130), ("", 143), ("\x1b[Bxk\x1b[Aq", 0)])
-def test_watch_leaves_the_terminal_in_order(
+def test_watch_restores_the_terminal_however_it_ends(
     embeddings: shmacc.SparseConditionalAccumulator, keys: str, status: int
 ) -> None:
     """`watch` ends by Ctrl-C, SIGTERM, or several keys in a row; or it is suspended."""
@@ -142,7 +142,7 @@ def test_watch_leaves_the_terminal_in_order(
 @pytest.mark.usefixtures("bias")
 @pytest.mark.parametrize("columns", [80, 60, 40])
 def test_no_line_wraps(taker: Apart, columns: int) -> None:
-    """A table leaves out columns, or shortens the widest, since wrapped ones are unreadable."""
+    """A table leaves out columns or shortens the widest: wrapped lines are unreadable."""
     group = shmacc.AccumulatorGroup(
         {"w": shmacc.TensorSpec([3]), "emb": shmacc.IndexedSlicesSpec([9, 2])}, "a-group"
     )
@@ -195,7 +195,7 @@ def many() -> Iterator[list[shmacc.ConditionalAccumulator]]:
 
 
 @pytest.mark.usefixtures("many")
-def test_watch_shows_many_segments(crew: Crew) -> None:
+def test_watch_scrolls_and_sorts_many_segments(crew: Crew) -> None:
     with inspect_tool.Terminal("watch", *OFTEN, columns=100, rows=30) as terminal:
         terminal.wait_for("60 segments", "▶  seg00")
         for keys, selected in (
@@ -206,7 +206,7 @@ def test_watch_shows_many_segments(crew: Crew) -> None:
         ):
             terminal.press(keys)
             terminal.wait_for(f"▶  {selected}")
-        # The one that waits for longest comes first.
+        # The segment with the longest wait comes first.
         inspect_tool.start(crew, inspect_tool.wait_in_queue, "seg33", 4)
         terminal.press("ss")
         terminal.wait_for("by waited", "░░░░░░░░ 0/4")
@@ -235,12 +235,11 @@ def test_watch_names_the_owner_of_each_segments_lock(crew: Crew) -> None:
 
 
 @pytest.mark.usefixtures("embeddings", "bias")
-def test_nothing_is_left_over_from_another_size() -> None:
-    """After a change of size, the screen shows what it would show without one."""
+def test_watch_redraws_the_whole_screen_after_a_change_of_size() -> None:
     with inspect_tool.Terminal("watch", *OFTEN, columns=150, rows=40, COLUMNS="150") as terminal:
         terminal.wait_for("BYTES/S", "drops/s")
         terminal.resize(72, 14)
-        # After a change of size a terminal may show anything: here every cell is filled.
+        # After a change of size a terminal may show anything: here it fills every cell.
         terminal.screen.reset()
         for row in range(14):
             terminal.screen.cursor_position(row + 1, 1)
@@ -285,7 +284,7 @@ def test_bash_completes_names_with_a_colon(tmp_path: Path, namespace: str) -> No
 @pytest.mark.usefixtures("embeddings")
 @pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
 def test_fish_completes(namespace: str, tmp_path: Path) -> None:
-    """The test runs fish itself. A description follows a tab."""
+    """The test runs fish itself. In its answers, a tab separates a word from its description."""
     (tmp_path / "shmacc.prom").touch()
     for line, completed in (
         ("sho", [f"show\t{VERBS['show']}"]),
@@ -316,7 +315,7 @@ def test_a_crowded_screen_says_how_many_more_there_are(crew: Crew) -> None:
         quit_of(terminal)
 
 
-# -- what hurts stands where it is seen -----------------------------------------------------------
+# -- standstills are shown where users see them ---------------------------------------------------
 
 NAMES: Final = ("a-fine-one", "b-fine-one", "z-stalled")
 STALLED: Final = NAMES[-1]
@@ -324,7 +323,7 @@ STALLED: Final = NAMES[-1]
 
 @pytest.fixture
 def stalled(crew: Crew) -> Iterator[int]:
-    """Three accumulators, the last of which stands still; returns its chief's pid."""
+    """Make three accumulators, the last of which stands still; yield its chief's pid."""
     made = [shmacc.ConditionalAccumulator(np.float32, [2], name) for name in NAMES]
     chief = begin(crew, apply, hold_a_round, name=STALLED)
     until(lambda: inspection.describe(STALLED).round_holder is not None)

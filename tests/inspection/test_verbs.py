@@ -105,7 +105,7 @@ def test_show_prints_all_facts(embeddings: SparseConditionalAccumulator, crew: C
         assert part in text
 
 
-def test_show_of_a_dense_accumulator_has_no_rows(bias: ConditionalAccumulator) -> None:
+def test_show_refuses_rows_of_a_dense_accumulator(bias: ConditionalAccumulator) -> None:
     bias.apply_grad([1, 2, 2])
     assert ask("show", "bias", "--values")["values"]["norm"] == 3.0
     refused = run("show", "bias", "--rows", "3")
@@ -168,7 +168,7 @@ def test_remove_is_a_dry_run_without_yes(bias: ConditionalAccumulator, namespace
     assert inspection.list_segments("bias", namespace=namespace)
     assert len(ask("remove", "bias", "--force", "--yes")["removed"]) == 2
     assert not inspection.list_segments("bias", namespace=namespace)
-    assert bias.apply_grad([1, 2, 3])  # who has it open goes on
+    assert bias.apply_grad([1, 2, 3])  # a process that has it open goes on
     assert run("remove", "bias", "--yes").returncode == 3
 
 
@@ -209,11 +209,11 @@ def test_clean_removes_only_unused_segments(bias: ConditionalAccumulator) -> Non
 
     done = run("clean", "--yes", "old")
     assert done.returncode == 0
-    assert len(done.stdout.splitlines()) == 2  # it and its semaphore
+    assert len(done.stdout.splitlines()) == 2  # the segment and its semaphore
     assert path_of("older").exists()
     assert semaphore.name in ask("clean", "--yes")["removed"]
     assert run("clean", "--yes").stdout == ""
-    assert unfinished.exists()  # which no version makes: it is another program's
+    assert unfinished.exists()  # no version makes an empty file
     assert ask("remove", "half", "--force", "--yes")["removed"] == [unfinished.name]
     assert bias.apply_grad([1, 2, 3])
     assert path_of("bias").exists()
@@ -268,7 +268,7 @@ def test_two_cleaners_at_once_remove_each_name_once(unlinked: int, namespace: st
     assert len(expected) == 2
 
 
-# -- `wait` returns when it has come about, and not before ----------------------------------------
+# -- `wait` returns when its condition holds, and not before --------------------------------------
 
 SHORT = "0.2s"
 _CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}[platform.machine()]
@@ -281,7 +281,7 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 
 def has_looked(process: subprocess.Popen[str]) -> None:
-    """Return when `watch` sleeps until its next look."""
+    """Return when the command sleeps until its next look."""
     call = Path(f"/proc/{process.pid}/syscall")
     until(lambda: call.read_text(encoding="ascii").startswith(f"{_CLOCK_NANOSLEEP} "))
 
@@ -299,11 +299,11 @@ def test_wait_waits_for_a_step(bias: ConditionalAccumulator) -> None:
         bias.apply_grad([1, 2, 3], local_step=step)
         bias.take_grad(1)
     assert ended(process) == 0
-    assert run("wait", "bias", "--for", "step=1").returncode == 0  # it is past that
+    assert run("wait", "bias", "--for", "step=1").returncode == 0  # the step is past that
 
 
 @pytest.mark.usefixtures("bias")
-def test_wait_does_not_accept_a_new_segment_of_the_same_name() -> None:
+def test_wait_for_gone_ends_when_another_segment_takes_the_name() -> None:
     process = started("bias", "--for", "gone")
     has_looked(process)
     assert run("wait", "bias", "--for", "gone", "--timeout", SHORT).returncode == 124
@@ -318,7 +318,7 @@ def test_wait_does_not_accept_a_new_segment_of_the_same_name() -> None:
         semaphore.unlink()
 
 
-def test_wait_for_the_end_does_not_end_at_a_step(bias: ConditionalAccumulator) -> None:
+def test_wait_for_a_step_fails_when_the_segment_is_gone(bias: ConditionalAccumulator) -> None:
     gone, never = started("bias", "--for", "gone"), started("bias", "--for", "step=5")
     for process in (gone, never):
         has_looked(process)

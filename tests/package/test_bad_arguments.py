@@ -1,7 +1,7 @@
 """A bad argument of any public call is refused at once: an error names it, and nothing changes.
 
-The table has the bad values of each parameter, whatever call it belongs to. Each parameter of each
-call is in the table, or among those whose values other tests are about.
+BAD has the bad values of each parameter, for all calls that have this parameter. OTHERS has the
+parameters that are left out here. Each parameter must be in one of them.
 """
 
 import asyncio
@@ -45,12 +45,12 @@ BAD: Final[dict[str, tuple[Any, ...]]] = {
     "shape": (
         *(-1, [-1], [3, -2], [1.0], 2.5, "3", ["3"], [2**63], [True], [[1, 2]], [1j], [1] * 65),
         *(range(2**62), np.broadcast_to(1, 2**40)),
-        *((3, 2**36 + 1), (3, 2**31, None, 2**31), (3, 0, 2**63 - 1)),  # could never be added
+        *((3, 2**36 + 1), (3, 2**31, None, 2**31), (3, 0, 2**63 - 1)),  # too large ever to be added
     ),
     "reduction_type": ("Invalid", "mean", "Sum", "", "MEAN ", 3, [], b"sum"),
 }
-# Arguments that this table leaves out. Some take any truth value or object. The others are names,
-# gradients, contents or results: other tests are about these.
+# Parameters that this test leaves out. Some take any truth value or object. For the rest (names,
+# gradients, contents, results) there are other tests.
 OTHERS: Final = {
     *("seal", "unlink_on_close", "writable", "default", "key", "name", "shared_name", "gradient"),
     *("grad", "grad_indices", "grad_values", "grad_shape", "partial", "state", "members"),
@@ -75,7 +75,7 @@ KINDS: Final[dict[str, Callable[[], Any]]] = {
 
 
 def calls(made: Any) -> Iterator[tuple[str, list[str]]]:
-    """Yield the class's name and those of its public methods, and the parameters of each."""
+    """Yield "__class__" and the name of each public method, each with its parameters."""
     for name in ("__class__", *(name for name in dir(made) if not name.startswith("_"))):
         call = type(made) if name == "__class__" else getattr(type(made), name, None)
         if callable(call):
@@ -90,7 +90,7 @@ def finish(call: Callable[[], Any]) -> None:
 
 
 def refused(call: Callable[..., Any], arguments: dict[str, Any], parameter: str) -> None:
-    said = "shape|[Dd]imension" if parameter == "shape" else parameter  # TensorFlow says so
+    said = "shape|[Dd]imension" if parameter == "shape" else parameter  # TensorFlow's words
     with pytest.raises(errors.InvalidArgumentError, match=rf"\b({said})\b"):
         finish(partial(call, **arguments))
 

@@ -1,4 +1,4 @@
-"""The files of `make dist` can be installed and used, under every Python that is found.
+"""The files that `make dist` makes can be installed and used, under every Python that is found.
 
 All tests here are marked `installs`: each installs with pip into its own environment, with
 dependencies from the package index, as a user does.
@@ -22,7 +22,7 @@ import interpreters
 pytestmark = [pytest.mark.installs, pytest.mark.timeout(1800)]
 
 DIST: Final = ROOT / "dist"
-# test_every_python_here_has_its_wheel says which are missing.
+# If a wheel is missing, test_every_python_here_has_its_wheel fails and names its Python.
 WHEELS: Final = sorted(DIST.glob("shmacc-*.whl"))
 
 

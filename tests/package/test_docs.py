@@ -1,6 +1,6 @@
 """The programs of README, pages and examples run as a reader would paste them.
 
-And the files, links and commands that pages name exist.
+All files, links and commands that pages mention exist.
 """
 
 import re
@@ -24,7 +24,7 @@ import published_links
 import shmacc
 from shmacc import errors
 
-# A program's processes wait for those that are still being started.
+# A program's processes wait for processes that are still starting.
 pytestmark = pytest.mark.patience(LONG)
 
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,12 +35,12 @@ EXAMPLES: Final = pages.examples(with_others=False)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace: str) -> None:
+def test_a_program_runs_after_a_killed_run(name: str, tmp_path: Path, namespace: str) -> None:
     Thrice.of_text(PROGRAMS[name], tmp_path, namespace).run()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_work_whatever_was_before(example: Path, tmp_path: Path, namespace: str) -> None:
+def test_an_example_works_after_a_killed_run(example: Path, tmp_path: Path, namespace: str) -> None:
     Thrice(example, tmp_path, namespace).run()
     assert "assert" in example.read_text()
 
@@ -49,7 +49,7 @@ def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
     pages.run_page(pages.TUTORIAL, tmp_path, Path(sys.prefix))
 
 
-def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -> None:
+def test_the_recipes_service_goes_on_after_its_chief_is_killed(tmp_path: Path) -> None:
     recipes = (ROOT / "docs" / "recipes.md").read_text()
     [program] = re.findall(r"```python\n(# service\.py\n.*?)```", recipes, re.DOTALL)
     (tmp_path / "service.py").write_text(program)
@@ -69,7 +69,7 @@ def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -
         assert again.communicate(timeout=LONG)[0] == "step 2000 [3.0, -1.0, 0.5]\n"
         assert killed_at < 2000
         assert [worker.wait(LONG) for worker in workers] == [0, 0]
-        # Killed at the very end, and started again: for them the run is over, they begin no other.
+        # Processes that are started again after the end find the run finished; they begin no other.
         assert start("chief").communicate(timeout=LONG)[0] == "step 2000 [3.0, -1.0, 0.5]\n"
         assert start("0").wait(LONG) == 0
     with shmacc.AccumulatorGroup.attach("service") as group:
@@ -79,7 +79,7 @@ def test_the_recipes_service_goes_on_when_its_chief_was_killed(tmp_path: Path) -
         params.unlink()
 
 
-def test_the_recipe_of_exactly_once_counts_once_though_workers_are_killed(tmp_path: Path) -> None:
+def test_the_recipe_of_exactly_once_counts_once_if_workers_are_killed(tmp_path: Path) -> None:
     recipes = (ROOT / "docs" / "recipes.md").read_text()
     [program] = re.findall(r"```python\n([^`]*once\.params.*?)```", recipes, re.DOTALL)
     apply = re.search(r"^( +)group\.apply\(.*\n", program, re.MULTILINE)
@@ -91,7 +91,7 @@ def test_the_recipe_of_exactly_once_counts_once_though_workers_are_killed(tmp_pa
     assert ran.stderr.count("was killed by SIGKILL, and is started again") == 2
 
 
-def test_no_program_hides_from_the_tests_as_text() -> None:
+def test_text_blocks_of_pages_are_no_python_programs() -> None:
     for page in PAGES:
         for block in re.findall(r"```text\n(.*?)```", page.read_text(), re.DOTALL):
             with pytest.raises(SyntaxError):
@@ -99,7 +99,7 @@ def test_no_program_hides_from_the_tests_as_text() -> None:
 
 
 def _targets() -> set[str]:
-    """The targets of the Makefile that `make help` lists."""
+    """Return the targets of the Makefile that `make help` lists."""
     return set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -114,7 +114,7 @@ def test_files_links_and_commands_of_pages_exist() -> None:
                 assert set(word.split()[1:]) <= _targets(), (page, word)
 
 
-def test_every_page_and_example_is_named() -> None:
+def test_every_page_and_example_is_linked_from_an_index() -> None:
     def linked(page: Path) -> set[Path]:
         return {(page.parent / link.partition("#")[0]).resolve() for link in links.read(page).links}
 
@@ -126,13 +126,13 @@ def test_every_page_and_example_is_named() -> None:
     assert {"test", "lint", "reference"} <= set(table) <= _targets()
 
 
-def test_workflows_make_the_targets_of_ci() -> None:
+def test_the_github_workflow_makes_the_targets_of_the_ci_script() -> None:
     here, on_github = (
         set(re.findall(r"(?:- run: make |part .*make | target: \[?)([a-z-]+)", text))
         for text in map(Path.read_text, (ROOT / ".ci/run", ROOT / ".github/workflows/tests.yml"))
     )
     assert here | on_github <= _targets()
-    assert here - {"smoke"} | {"dist"} <= on_github  # a matrix of Pythons instead of smokes
+    assert here - {"smoke"} | {"dist"} <= on_github  # GitHub runs more Pythons instead of `smoke`
     assert {"test", "smoke"} <= here
 
 
@@ -157,8 +157,8 @@ def test_a_releases_readme_has_no_link_into_the_repository(tmp_path: Path) -> No
     ]
 
 
-def test_a_release_has_urls() -> None:
-    # Without those that a published source distribution has already.
+def test_a_releases_pyproject_has_urls() -> None:
+    # Remove the URLs that a published source distribution already has.
     settings = re.sub(r"\[project\.urls\]\n.*?\n\n", "", SETTINGS, flags=re.DOTALL)
     published = tomllib.loads(published_links.with_urls(settings, "https://forge.example/a", "v1"))
     assert published["project"]["urls"]["Issues"] == "https://forge.example/a/issues"

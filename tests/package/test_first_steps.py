@@ -18,7 +18,7 @@ _WHERE = "import shmacc; print(shmacc.__file__)"
 
 
 def _says_what_to_do(words: str, folder: Path) -> bool:
-    """Whether the last line says where to go, with or without shmacc installed there."""
+    """Whether the last line says what to do if shmacc is installed, and if it is not."""
     *_, last = words.splitlines()
     return (
         last.startswith(f"ImportError: {folder / 'shmacc'} is the source of shmacc")
@@ -30,7 +30,7 @@ def _says_what_to_do(words: str, folder: Path) -> bool:
 def test_an_import_in_the_checkout_says_that_the_tree_has_no_extension(tmp_path: Path) -> None:
     ran = run([sys.executable, "-c", _WHERE], ROOT, status=1)
     assert _says_what_to_do(ran.stderr, ROOT)
-    # Also in a script there, whatever it imports first.
+    # The same holds for a script there, whatever it imports first.
     (tmp_path / "shmacc").symlink_to(ROOT / "shmacc")
     script = tmp_path / "script.py"
     for first in ("import shmacc.inspection", "from shmacc import attach"):
@@ -74,7 +74,7 @@ def test_an_installed_package_without_extension_is_not_taken_for_the_tree(tmp_pa
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy, to build and change things in."""
+    """Copy the checkout, so that tests can build and change the copy."""
     copy = tmp_path_factory.mktemp("first") / "checkout"
     mine = shutil.ignore_patterns(".venv*", "build", "dist", ".git", ".*_cache", "__pycache__")
     return Path(shutil.copytree(ROOT, copy, ignore=mine))
@@ -82,7 +82,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of a new environment."""
+    """Make a new environment; return the folder of its commands."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=True)
     return folder / "bin"
@@ -102,7 +102,7 @@ def test_an_editable_install_works_inside_and_outside_of_the_checkout(
         assert "100% of the table is learnt" in run([fresh / "python", script], folder).stdout
         run([fresh / "shmacc-inspect", "list"], folder)
 
-    # A change of Python code takes effect at once, one of C++ after the same command.
+    # A change of Python code takes effect at once; a change of C++, after the same command.
     layout = checkout / "shmacc" / "native" / "base" / "layout.hpp"
     changed, times = re.subn(r"kVersion = \d+;", "kVersion = 4711;", layout.read_text())
     assert times == 1

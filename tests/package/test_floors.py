@@ -1,4 +1,4 @@
-"""The floors in docs/architecture.md have these sizes, and no imports from one above."""
+"""The floors of docs/architecture.md have the sizes given there, and import from no higher one."""
 
 import re
 from typing import Final
@@ -47,7 +47,7 @@ def test_no_module_imports_from_a_floor_that_it_does_not_stand_on(floor: str) ->
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "__init__.pyi"])
-def test_the_names_of_a_floor_are_listed_only_with_it(name: str) -> None:
+def test_public_names_of_a_floor_disappear_with_the_floor(name: str) -> None:
     text = (floors.ROOT / "shmacc" / name).read_text(encoding="utf-8")
     left = floors.without(text, list(floors.FLOORS))
     own = {each for floor in floors.FLOORS.values() for each in floor.names}

@@ -34,7 +34,7 @@ def test_the_readmes_programs_are_those_of_the_examples() -> None:
     assert shown == [path.read_text() for path in files]
 
 
-def test_the_readmes_programs_print_what_it_shows_in_the_checkout() -> None:
+def test_the_readmes_commands_print_what_it_shows() -> None:
     [commands] = [block for kind, block in pages.blocks_of(pages.README) if kind == "console"]
     pages.run_commands(commands, pages.ROOT, Path(sys.prefix), compared=_without_what_varies)
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 from helpers.support import run_to_end
 
-# Everything once: every kind, spawned workers, a refusal and its words, a name that is left.
+# Uses a group, shared arrays, raw ops, a spawned worker, refusals and the list of leaked names.
 PROGRAM: Final = """
     import multiprocessing
     import os
@@ -79,7 +79,7 @@ def test_the_library_works_in_each_mode(options: str, tmp_path: Path) -> None:
     ]
 
 
-def test_the_command_needs_no_docstrings(tmp_path: Path) -> None:
+def test_help_of_the_command_is_the_same_without_docstrings(tmp_path: Path) -> None:
     words = {}
     for options in ((), ("-OO",)):
         program = "import sys; from shmacc_inspect.start import main; sys.exit(main())"
@@ -98,7 +98,7 @@ _WITHOUT_GIL: Final = """
 """
 
 
-def test_a_free_threaded_interpreter_needs_its_gil_on(tmp_path: Path) -> None:
+def test_a_free_threaded_interpreter_is_refused_without_its_gil(tmp_path: Path) -> None:
     ran = _run(tmp_path, program=_WITHOUT_GIL.format(enabled=False))
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith("ImportError: shmacc needs the GIL, ")
@@ -163,6 +163,6 @@ def test_a_sub_interpreter_is_refused_and_does_no_harm(*, first: bool, tmp_path:
     refusals = [line for line in lines if "interpreter" in line]
     assert len(refusals) == 9
     ours = [line.startswith("shmacc works in a process's main ") for line in refusals]
-    assert all(ours[:4])  # of the one that is not isolated; Python itself may refuse in the other
+    assert all(ours[:4])  # Python itself may refuse in isolated interpreters
     said = ["3.0"] * first + ["isolated False", "3.0", "isolated True", "3.0", "3.0"]
     assert [line for line in lines if line not in refusals] == said

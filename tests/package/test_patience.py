@@ -25,14 +25,14 @@ def acc() -> Iterator[ConditionalAccumulator]:
         yield made
 
 
-def test_a_take_names_what_it_waits_for_and_the_counters(acc: ConditionalAccumulator) -> None:
+def test_the_error_names_the_long_wait_and_the_counters(acc: ConditionalAccumulator) -> None:
     said = r"pid \d+ waits for 2 gradients in acc: 1 applied, 1 dropped, 1 pending, step 3"
     with pytest.raises(AssertionError, match=said):
         acc.take(2)
 
 
 @pytest.mark.parametrize("wait", [lambda acc: acc.wait_step(3), lambda acc: acc.take(2)])
-def test_a_wait_in_a_child_ends_the_test(
+def test_a_long_wait_in_a_child_ends_the_test(
     acc: ConditionalAccumulator, wait: Callable[[ConditionalAccumulator], object]
 ) -> None:
     with pytest.raises(AssertionError, match=r"waits for (the step|2 gradients) in acc"):

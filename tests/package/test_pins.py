@@ -51,7 +51,7 @@ def _bounds(requirements: list[str], python: str) -> dict[str, Version]:
 
 @pytest.mark.parametrize("python", _PYTHONS)
 def test_pins_follow_pyproject(python: str) -> None:
-    """The lowest allowed versions are run, and what is installed is pinned."""
+    """lowest*.txt has the lowest allowed versions; the other files pin all that is installed."""
     for requirements, file_name in (_OWN, "lowest.txt"), (_BUILD, "lowest-build.txt"):
         bounds, pins = _bounds(requirements, python), _pins(file_name, python)
         assert bounds

@@ -25,7 +25,7 @@ MEMBERS: Final = {"rows": shmacc.IndexedSlicesSpec((None, 3)), "all": shmacc.Ten
 
 
 def differences(value: Any, hint: Any, where: str = "") -> Iterator[str]:
-    """Yield where a value does not fit a type; bool is no int, and a TypedDict has all its keys."""
+    """Yield where a value does not fit a type. A bool is no int; a TypedDict must have all keys."""
     if isinstance(hint, types.UnionType):
         found = [list(differences(value, each, where)) for each in typing.get_args(hint)]
         yield from found[0] if all(found) else ()
@@ -51,7 +51,7 @@ def check(value: Any, hint: Any) -> None:
 
 
 def check_view(tables: int) -> dict[str, list[Any]]:
-    """Check all reports of a view against their types; return the possibly empty ones."""
+    """Check all reports of a view against their types; return the reports that may be empty."""
     with contextlib.closing(removal.view(names.segment_name(NAME))) as view:
         check(view.config(), reports.LaneMemberConfig)
         check(view.tables(), list[reports.LaneMember])
@@ -109,7 +109,7 @@ def test_accumulator_reports_fit_types(make: Any, arguments: tuple[Any, ...], ta
 
 @contextlib.contextmanager
 def _waiting(acc: Any) -> Iterator[None]:
-    """A take that waits in a thread until it is cancelled."""
+    """Let a take wait in a thread during the block; then cancel it."""
 
     def take() -> None:
         with pytest.raises(errors.CancelledError):

@@ -12,7 +12,7 @@ ROOT: Final = Path(__file__).parents[2]
 LIBRARY: Final = ROOT / "shmacc"
 NATIVE: Final = LIBRARY / "native"
 
-# Folders and modules of shmacc/, from the ground up: `_core` and what `__init__` needs come before.
+# Folders and modules of shmacc/, the lowest first. GROUND has modules that are below all of these.
 ORDER: Final = (
     *("_base", "_values", "optim", "init", "_segment", "testing", "inspection"),
     *("_accumulators", "_parameters", "_attach", "sparse", "raw_ops", "jax", "torch"),
@@ -31,7 +31,7 @@ GROUND: Final = {"_core", "_lazy", "_tree", "_version", "_child_errors", "errors
 
 
 def imports(path: Path) -> Iterator[str]:
-    """What a module imports, anywhere in it, by dotted names."""
+    """Yield the dotted name of everything that a module imports, at any place."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -41,7 +41,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """What a module imports of this library."""
+    """Return everything that a module imports from this library."""
     return (name for name in imports(path) if name.startswith("shmacc."))
 
 
@@ -53,13 +53,13 @@ def test_every_folder_has_its_place_in_the_order() -> None:
 
 
 def test_folders_have_the_same_names_in_both_languages() -> None:
-    """Only C++ has the protocol, and what converts for Python."""
+    """Only C++ has a folder for the protocol, and one for conversions to and from Python."""
     folders = [name.lstrip("_") for name in ORDER if (LIBRARY / name).is_dir()]
     both = [name for name in NATIVE_FOLDERS if name not in {"protocol", "python"}]
     assert both == [name for name in folders if name in NATIVE_FOLDERS], "in the same order"
 
 
-def test_imports_are_only_from_what_is_below() -> None:
+def test_python_folders_import_only_from_lower_folders() -> None:
     for number, name in enumerate(ORDER, 1):
         allowed = GROUND.union(ORDER[:number])
         for path in [*(LIBRARY / name).rglob("*.py"), *LIBRARY.glob(f"{name}.py")]:
@@ -73,7 +73,7 @@ def test_the_lowest_modules_import_nothing_of_the_package() -> None:
 
 @pytest.mark.parametrize("top", [LIBRARY, *sorted((ROOT / "tools").glob("*/shmacc_*"))])
 def test_no_files_import_each_other_in_a_circle(top: Path) -> None:
-    """Imports for annotations count. Files that import nothing left are taken away repeatedly."""
+    """Imports for annotations count. The test removes files that import no other, repeatedly."""
     files = {
         ".".join(path.relative_to(top.parent).with_suffix("").parts): path
         for path in top.rglob("*.py")
@@ -88,8 +88,8 @@ def test_no_files_import_each_other_in_a_circle(top: Path) -> None:
     assert not needs
 
 
-def test_a_folder_includes_only_from_those_below_it() -> None:
-    """Only the uppermost folder knows of Python."""
+def test_native_folders_include_only_from_lower_folders() -> None:
+    """Only the highest folder includes headers of Python."""
     for number, folder in enumerate(NATIVE_FOLDERS, 1):
         for path in (NATIVE / folder).iterdir():
             source = path.read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_a_folder_includes_only_from_those_below_it() -> None:
                 assert not re.search(of_python, source, re.MULTILINE), path
 
 
-def test_the_list_of_cpp_files_is_complete_and_each_says_what_it_is() -> None:
+def test_the_list_of_cpp_files_is_complete_and_each_file_has_a_head() -> None:
     for folder, listed in NATIVE_FILES.items():
         assert sorted(listed) == sorted(path.name for path in (NATIVE / folder).iterdir())
         for name in listed:
@@ -109,15 +109,15 @@ def test_the_list_of_cpp_files_is_complete_and_each_says_what_it_is() -> None:
             assert re.search(r"\.\s", head[0]), f"{name} does not begin with a sentence"
 
 
-def test_tools_import_no_private_modules_but_the_listed() -> None:
+def test_tools_import_only_the_listed_private_modules() -> None:
     used: dict[str, set[str]] = {}
     for path in (ROOT / "tools").rglob("*.py"):
         tool = str(Path(*path.relative_to(ROOT / "tools").parts[:2]))
         for name in imported(path):
             if private := re.match(r"shmacc\.(\w+\.)*?_\w+", name):  # up to the first private name
                 used.setdefault(tool, set()).add(private[0])
-    # The protocol of many hosts is driven by engines, and so by what measures and searches it.
-    # The command `shmacc-run`, whose manual page is written from its parser, is the library's.
+    # Tools that measure or search the protocol of many hosts must drive it as the library does.
+    # The manual page of `shmacc-run` is written from the command's parser, which is private.
     assert used == {
         "inspect/reference.py": {"shmacc._run"},
         "multihost/shmacc_hosts": {"shmacc._base", "shmacc._multihost"},

@@ -75,7 +75,7 @@ READ_ONLY: Final = (
 
 
 def plain(function: Callable[..., Any]) -> str:
-    """Print a signature without its annotations."""
+    """Return a function's signature as text, without annotations."""
     signature = inspect.signature(function)
     bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
@@ -102,7 +102,7 @@ def test_the_package_has_the_documented_names() -> None:
     assert plain(shmacc.SharedArrays.attach) == expected
 
 
-def test_import_is_light() -> None:
+def test_import_loads_no_heavy_packages() -> None:
     heavy = ["ml_dtypes", "multiprocessing.pool", "asyncio", "tensorflow", "torch", "matplotlib"]
     script = (
         "import sys, numpy; before = set(sys.modules); import shmacc; "
@@ -115,7 +115,7 @@ def test_import_is_light() -> None:
 @pytest.mark.parametrize(
     "kind", [shmacc.SparseConditionalAccumulator, shmacc.ConditionalAccumulator]
 )
-def test_constructors(kind: type) -> None:
+def test_constructors_have_the_documented_signatures(kind: type) -> None:
     prefix = "sparse_" if kind is shmacc.SparseConditionalAccumulator else ""
     assert plain(kind) == CONSTRUCTOR.format(name=f"{prefix}conditional_accumulator")
     with kind(np.float32) as acc:
@@ -126,7 +126,7 @@ def test_constructors(kind: type) -> None:
                 setattr(acc, attribute, 1)
 
 
-def test_both_accumulators_have_one_base() -> None:
+def test_both_accumulators_have_one_abstract_base() -> None:
     base = shmacc.ConditionalAccumulatorBase
     assert (
         shmacc.ConditionalAccumulator.__bases__
@@ -148,7 +148,7 @@ def test_both_accumulators_have_one_base() -> None:
                 make()
 
 
-def test_a_reference_is_equal_to_itself() -> None:
+def test_references_are_equal_only_for_the_same_accumulator() -> None:
     with shmacc.ConditionalAccumulator("f4", (), "one", unlink_on_close=True) as one:
         with shmacc.attach("one") as same, shmacc.SparseConditionalAccumulator("f4") as other:
             ref = one.accumulator_ref
@@ -163,7 +163,7 @@ def test_a_reference_is_equal_to_itself() -> None:
         assert ref == one.accumulator_ref
 
 
-def test_methods_of_parameters() -> None:
+def test_methods_of_parameters_have_the_documented_signatures() -> None:
     for name, signature in OF_PARAMETERS.items():
         assert plain(getattr(shmacc.Parameters, name)) == signature, name
 
@@ -183,13 +183,13 @@ def test_a_group_is_constructed_from_specs() -> None:
 
 
 @pytest.mark.parametrize("kind", list(METHODS))
-def test_methods(kind: type) -> None:
+def test_methods_have_the_documented_signatures_and_docstrings(kind: type) -> None:
     for name, signature in (METHODS[kind] | ALL).items():
         assert plain(getattr(kind, name)) == signature, name
         assert inspect.getdoc(getattr(kind, name)), name
 
 
-def test_a_call_that_does_not_fit_is_a_type_error() -> None:
+def test_a_call_with_wrong_parameters_is_a_type_error() -> None:
     with shmacc.SparseConditionalAccumulator(np.float32) as made:
         acc: Any = made
         calls: list[Callable[..., Any]] = [
@@ -203,14 +203,14 @@ def test_a_call_that_does_not_fit_is_a_type_error() -> None:
                 call()
 
 
-def test_indexed_slices() -> None:
+def test_indexed_slices_have_fields_and_can_be_pickled() -> None:
     slices = shmacc.IndexedSlices([[1.0]], [0])
     assert (slices.values, slices.indices, slices.dense_shape) == ([[1.0]], [0], None)
     again = pickle.loads(pickle.dumps(shmacc.IndexedSlices([[1.0]], [0], [3, 1])))
     assert again.dense_shape == [3, 1]
 
 
-def test_results_are_named_and_frozen() -> None:
+def test_results_have_named_fields_and_are_frozen() -> None:
     with shmacc.SparseConditionalAccumulator(np.float32) as acc:
         acc.apply_grad([3], [[1.0]])
         assert acc.take_grad(1)._fields == ("indices", "values", "shape")
@@ -243,7 +243,7 @@ def test_classes_pickle_by_their_public_names() -> None:
 
 
 def test_a_class_has_its_public_name_before_its_first_use() -> None:
-    """The process got an object of the class without using the public name."""
+    """The process unpickles an object of the class without using the public name."""
     code = """if True:
         import pickle, sys
         with_class = pickle.loads(sys.stdin.buffer.read())

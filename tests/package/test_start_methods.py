@@ -1,4 +1,4 @@
-"""The pages' programs say "spawn"; each also runs under the other start methods."""
+"""The programs of the pages use "spawn". Each also runs with the other start methods."""
 
 import os
 import sys

@@ -20,9 +20,9 @@ def _apply() -> str:
         return os.environ["SHMACC_NAMESPACE"]
 
 
-# The second test of a session meets a forkserver that the first one started.
+# The second test with "forkserver" meets the server that the first such test has started.
 @pytest.mark.parametrize("crew", [*START_METHODS, "forkserver"], indirect=True)
-def test_children_have_the_namespace(crew: Crew, namespace: str) -> None:
+def test_children_have_the_namespace_of_the_test(crew: Crew, namespace: str) -> None:
     with ConditionalAccumulator("f8", (), "gradients", reduction_type="SUM") as acc:
         assert crew.start(_apply).result() == namespace
         with testing.isolated_namespace() as inner:

@@ -1,4 +1,4 @@
-"""The map in tests/README.md leads from each file of the library to its tests, and to all tests."""
+"""The table in tests/README.md names the tests of each file of the library, and every test."""
 
 import fnmatch
 from pathlib import Path
@@ -12,7 +12,7 @@ TESTS: Final = tests_of.ROOT / "tests"
 OTHERS: Final = {TESTS / "hazards" / "test_documented_hazards.py", *TESTS.glob("tools/test_*.py")}
 
 
-def test_each_file_has_a_row_and_each_pattern_a_file() -> None:
+def test_each_library_file_has_a_row_and_each_pattern_matches_a_file() -> None:
     files = [
         path for path in LIBRARY.rglob("*.*") if path.suffix in {".py", ".pyi", ".hpp", ".cpp"}
     ]
@@ -22,7 +22,7 @@ def test_each_file_has_a_row_and_each_pattern_a_file() -> None:
     assert not {pattern for pattern in patterns if not fnmatch.filter(names, pattern)}
 
 
-def test_no_test_is_missing() -> None:
+def test_every_test_file_is_in_a_row() -> None:
     named = {test for _, tests in tests_of.rows() for test in tests}
     assert not set(TESTS.rglob("test_*.py")) - named - OTHERS
 

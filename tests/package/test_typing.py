@@ -25,7 +25,7 @@ MINUTES: Final = 300
 
 
 def _mypy(*files: Path) -> set[tuple[str, int]]:
-    """Files and lines in which mypy finds errors."""
+    """Return the files and lines in which mypy finds errors."""
     done = run_to_end(
         [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file=", *files],
         status=None,
@@ -38,7 +38,7 @@ def _mypy(*files: Path) -> set[tuple[str, int]]:
 
 
 def _pyright(*arguments: str | Path) -> dict[str, Any]:
-    """The output of pyright; skips where it does not run."""
+    """Return the output of pyright; skip the test if pyright does not run here."""
     if PYRIGHT is None:
         pytest.skip("pyright is not installed")
     done = run_to_end(
@@ -55,7 +55,7 @@ def _pyright(*arguments: str | Path) -> dict[str, Any]:
 
 
 def _pyrights(*files: Path) -> set[tuple[str, int]]:
-    """Files and lines in which pyright finds errors or warnings."""
+    """Return the files and lines in which pyright finds errors or warnings."""
     return {
         (Path(entry["file"]).name, entry["range"]["start"]["line"] + 1)
         for entry in _pyright("--pythonpath", sys.executable, *files)["generalDiagnostics"]
@@ -66,7 +66,7 @@ def _pyrights(*files: Path) -> set[tuple[str, int]]:
 @pytest.mark.timeout(MINUTES)
 @pytest.mark.parametrize("check", [_mypy, _pyrights], ids=["mypy", "pyright"])
 def test_checkers_find_exactly_the_mistakes(check: Any, tmp_path: Path) -> None:
-    """Misspelt names and wrong arguments are errors, and nothing else, in the README, too."""
+    """Only the lines marked "# wrong" are errors; README's programs and usage.py have none."""
     mistakes = (TYPING / "mistakes.py").read_text(encoding="utf-8").splitlines()
     wrong = {("mistakes.py", i) for i, line in enumerate(mistakes, 1) if line.endswith("# wrong")}
     assert len(wrong) > 10
@@ -82,7 +82,7 @@ def test_checkers_find_exactly_the_mistakes(check: Any, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(MINUTES)
 def test_no_public_type_is_left_to_inference() -> None:
-    """Checkers infer differently; `pyright --verifytypes` knows all that users can reach."""
+    """Checkers infer types differently. `pyright --verifytypes` checks all that users can reach."""
     said = _pyright("--verifytypes", "shmacc", "--ignoreexternal")
     symbols = said["typeCompleteness"]["symbols"]
     assert sum(symbol["isExported"] for symbol in symbols) > 200
@@ -92,7 +92,7 @@ def test_no_public_type_is_left_to_inference() -> None:
         for diagnostic in symbol["diagnostics"]
     }
     assert {name for name, message in causes if "missing type annotation" in message} == set()
-    # Those of torch and SciPy, which need not be installed here.
+    # Types of torch and SciPy are unknown where these are not installed.
     unknown = {name for name, message in causes if message.endswith(" is unknown")}
     assert {name.rpartition(".")[0] for name in unknown} <= {
         "shmacc._accumulators.taken.SparseTaken",
@@ -105,8 +105,7 @@ def test_no_public_type_is_left_to_inference() -> None:
 
 
 @pytest.mark.parametrize("package", [shmacc, inspection])
-def test_the_stub_has_the_names_of_run_time(package: ModuleType) -> None:
-    """The stub that checkers read has exactly these names."""
+def test_the_stub_has_exactly_the_public_names(package: ModuleType) -> None:
     assert package.__file__ is not None
     stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     listed = next(
@@ -121,17 +120,17 @@ def test_the_stub_has_the_names_of_run_time(package: ModuleType) -> None:
             for name in node.names:
                 assert getattr(package, name.name) is getattr(home, name.name)
     with pytest.raises(AttributeError, match="no attribute 'nothing_of_that_name'"):
-        package.nothing_of_that_name  # noqa: B018 - the look is what is tested
+        package.nothing_of_that_name  # noqa: B018 - the access is what is tested
 
 
-# nanobind's names of types. It calls a TypedDict a dict; elements of a list or a tuple that
-# the extension itself makes have no type.
+# nanobind names types in its own way: a TypedDict is a dict; lists and tuples that the extension
+# itself makes have no types of elements.
 _TYPED_DICTS: Final = {name for name, value in vars(reports).items() if is_typeddict(value)}
 _ALIASES: Final = {"Shape": "tuple | None", "Terms": "tuple"}
 
 
 def _alternatives(annotation: str) -> set[str]:
-    """The parts of a union, in nanobind's words."""
+    """Return the parts of a union, as nanobind names them."""
     plain = annotation.replace("shmacc._core.", "").replace("collections.abc.Sequence", "list")
     for alias, meaning in _ALIASES.items():
         plain = re.sub(rf"\b{alias}\b", meaning, plain)
@@ -139,9 +138,9 @@ def _alternatives(annotation: str) -> set[str]:
 
 
 def _fits(said: str, native: str) -> bool:
-    """Whether a stub's type of a value is nanobind's, or wider."""
+    """Whether a stub's type is nanobind's, or says more about its elements."""
     here, there = _alternatives(said), _alternatives(native)
-    if "object" in there:  # anything, and checked by hand
+    if "object" in there:  # the extension itself checks what it gets
         return True
     heads = {part.partition("[")[0] for part in here}
     heads = {"dict" if head in _TYPED_DICTS else head for head in heads}
@@ -150,7 +149,7 @@ def _fits(said: str, native: str) -> bool:
 
 
 def _annotations(function: ast.FunctionDef) -> dict[str, str]:
-    """Types of the annotated parameters, and of the result."""
+    """Return the types of the annotated parameters, and of the result."""
     named = {arg.arg: ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation}
     return {**named, "return": ast.unparse(function.returns) if function.returns else "None"}
 
@@ -163,14 +162,14 @@ def _native_signature(value: Any) -> ast.FunctionDef:
 
 
 def _is_described(name: str, value: Any) -> bool:
-    """Whether a stub must have this: public names, and the extension's own special methods."""
+    """Whether the stub must have this name: if it is public, or a special method of our own."""
     if name.startswith("__"):
         return str(value.__doc__).startswith(f"{name}(")
     return not name.startswith("_")
 
 
 def test_the_extensions_stub_fits_the_extension() -> None:
-    """All its names, with names of parameters, and types."""
+    """The stub has all names of the extension, and the names and types of all parameters."""
     assert shmacc.__file__ is not None
     stub = ast.parse((Path(shmacc.__file__).parent / "_core.pyi").read_text(encoding="utf-8"))
     bodies = {"": stub.body}

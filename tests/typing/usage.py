@@ -45,7 +45,7 @@ def sparse(acc: SparseConditionalAccumulator) -> None:
 
 
 def dense(acc: ConditionalAccumulator) -> None:
-    """Check every result of the dense class, and what both have."""
+    """Check every result of the dense class, and what both classes have."""
     assert_type(acc.take_grad(1), npt.NDArray[Any])
     assert_type(acc.take(1), DenseTaken)
     assert_type(acc.take_partial(), DensePartial)
@@ -77,7 +77,6 @@ def opening() -> None:
 
 
 def arrays() -> None:
-    """Check shared arrays."""
     with SharedArrays({"w": np.zeros(3)}, "name", mode=0o660, if_exists="error") as params:
         assert_type(params, SharedArrays)
         assert_type(params["w"], npt.NDArray[Any])
@@ -87,7 +86,6 @@ def arrays() -> None:
 
 
 def updates(group: AccumulatorGroup, single: SparseConditionalAccumulator) -> None:
-    """Check parameters, their optimizers, and updates."""
     optimizer = optim.Adagrad(0.1, rowwise=True)
     with Parameters({"w": np.zeros(3)}, "name", optimizer={"w": optimizer}) as params:
         assert_type(params, Parameters)
@@ -105,7 +103,7 @@ def updates(group: AccumulatorGroup, single: SparseConditionalAccumulator) -> No
 
 
 def either(acc: shmacc.ConditionalAccumulatorBase) -> int:
-    """Check a class of both, without parameters."""
+    """Check the base class of both accumulators, written without type parameters."""
     acc.set_global_step(acc.num_accumulated())
     assert_type({acc.accumulator_ref: 1}.popitem()[1], int)
     return acc.take(1).count if isinstance(acc, SparseConditionalAccumulator) else acc.global_step

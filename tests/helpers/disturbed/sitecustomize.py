@@ -1,7 +1,7 @@
 """Disturbs each process of a program that runs with this folder in PYTHONPATH.
 
-Python imports a module of this name at its start; thrice.py starts such programs. Calls of the
-library are counted in files, one byte a call, by all processes of the program together.
+Python imports a module of this name at its start. thrice.py starts such programs. All processes of
+the program count their calls of the library in common files, one byte a call.
 """
 
 import contextlib
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
-# The process that makes a chief's call of this number, counted from 1, is killed. 0: none.
+# The process that makes the chief's call with this number (from 1) is killed. 0: no kill.
 _KILLED_AT: Final = int(os.environ.get("DISTURBED_KILLED_AT", "0"))
-# Whether later calls are made: a program that starts killed processes again sees one kill.
+# Whether later calls succeed. If not, each of them kills its process, too.
 _ONCE: Final = os.environ.get("DISTURBED_ONCE") == "True"
 _KILLS_ALL: Final = os.environ.get("DISTURBED_KILLS_ALL") == "True"
-# The first worker (or each, by _ALL_RAISE) raises instead of its apply of this number. 0: none.
+# The first worker to reach its apply with this number raises instead of it (with _ALL_RAISE: every
+# worker). 0: nobody raises.
 _RAISES_AT: Final = int(os.environ.get("DISTURBED_RAISES_AT", "0"))
 _ALL_RAISE: Final = os.environ.get("DISTURBED_ALL_RAISE") == "True"
 
@@ -45,7 +46,7 @@ def _chief_calls() -> None:
 
 
 def _worker_applies() -> None:
-    global _applied  # noqa: PLW0603 - by this process
+    global _applied  # noqa: PLW0603 - counts this process's applies
     if _is_main():
         _chief_calls()  # the program has no other process
         return
@@ -78,7 +79,7 @@ def _disturb() -> None:
         shmacc.ConditionalAccumulator,
         shmacc.SparseConditionalAccumulator,
     ):
-        # A group's `apply` is one call of `_apply`, as a replica of torch makes it, too.
+        # A group's `apply` calls `_apply` once. A torch replica calls `_apply` itself.
         for name in ("_apply",) if hasattr(cls, "_apply") else ("apply", "apply_grad"):
             _wrap(cls, name, _worker_applies)
         for name in ("round", "round_async", "take", "take_async", "take_grad", "take_partial"):
