@@ -36,7 +36,7 @@ for line in iter(sys.stdin.readline, ""):
 
 
 class OtherChief:
-    """The process; it is on the first node, and takes rounds when it is asked to."""
+    """A chief's process on the first node, which takes rounds when it is asked to."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._process = subprocess.Popen(

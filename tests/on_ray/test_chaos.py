@@ -1,7 +1,7 @@
 """Parts of a cluster fail one after the other; rounds go on, and no gradient is lost or doubled.
 
-pytest does one failure of each kind. `make soak-ray` goes on at random for SOAK_SECONDS, on its own
-cluster, whose links can be cut and whose head can be restarted.
+pytest runs one failure of each kind. `make soak-ray` then goes on at random for SOAK_SECONDS, on a
+cluster of its own, whose links can be cut and whose head can be restarted.
 """
 
 import os

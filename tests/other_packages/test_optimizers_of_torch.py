@@ -37,7 +37,7 @@ def test_only_torchs_sparse_adam_counts_empty_gradients(first: str | None, expec
     ("Adam", 1e-4), ("SparseAdam", 1),
 ])  # fmt: skip
 def test_updates_equal_torchs_optimizers_at_their_defaults(name: str, scale: float) -> None:
-    """Also with small gradients, where epsilon counts, and with ones without rows."""
+    """Also with gradients so small that epsilon counts, and with gradients without rows."""
     sparse = name == "SparseAdam"
     table = beginning("float32")
     theirs = torch.nn.Parameter(torch.from_numpy(table.copy()))
