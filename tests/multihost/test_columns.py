@@ -116,7 +116,7 @@ def piece_of(
 
 
 def with_parts(parts: object) -> Piece:
-    """Return a valid piece in which only the headers of the parts are these."""
+    """Return a valid piece whose part headers are replaced by `parts`."""
     rows = replace(GOOD.columns.rows, parts=np.array(parts))
     return replace(GOOD, columns=replace(GOOD.columns, rows=rows))
 

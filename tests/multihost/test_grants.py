@@ -188,7 +188,7 @@ def test_each_grant_puts_its_shards_on_hosts_that_report() -> None:
     assert again.shard_hosts == ("b", "c")
     assert not {member.key for member in first.members} & {member.key for member in again.members}
     assert again.contributors.tolist() == [2, 3], "what a had itself is out of reach"
-    # a was only cut off, and comes back with its gradients; it gets a shard again.
+    # Host a was only cut off. It comes back with its gradients, and gets a shard again.
     assert table.owner.leave("u", table.now, consume=False) is False
     table.settle()
     whole = table.opened(3, "v")

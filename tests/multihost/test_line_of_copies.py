@@ -758,7 +758,7 @@ def test_a_host_obeys_no_earlier_owner_even_if_its_forwarder_is_replaced() -> No
     assert old.has_resigned
 
 
-def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
+def test_a_new_owner_leads_only_after_every_host_has_answered() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.update()

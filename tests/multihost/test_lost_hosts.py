@@ -223,7 +223,7 @@ def test_workers_refused_for_a_withdrawn_grant_go_on() -> None:
 
 
 def test_workers_of_an_emptied_segment_go_on() -> None:
-    """The segment's step stays, but its workers wait for a next step, so it must come."""
+    """The segment's step stays, but its workers wait for a next step, which must come."""
     table = Table("a", step=3)
     table.apply("a", 1)
     segment = table.hosts["a"][1]

@@ -145,7 +145,7 @@ def test_processes_that_apply_as_one_contributor_are_reported_to_the_chief(
 def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
     """If only messages, shards or chiefs are lost, every accepted gradient is in a round.
 
-    Only `advance_step` may drop gradients.
+    Gradients that `advance_step` drops are not counted as lost.
     """
     world = World(workers=3, required=9, copies=False, leaders=1)
     live_through(AtRandom(world, 0, WITHOUT_COPIES[kind]))

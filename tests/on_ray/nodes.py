@@ -117,7 +117,7 @@ class Nodes:
             self.nodes[number] = self._start(number)
 
     def _end(self, number: int, workers: tuple[int, ...]) -> None:
-        """Kill all but `workers`. Ray's workers are not its raylet's children, and would go on."""
+        """Kill all processes but `workers`, also those of Ray that would outlive its raylet."""
         self.cluster.remove_node(self.nodes[number], allow_graceful=False)
         for process in set(self._processes(number)) - set(workers):
             with contextlib.suppress(ProcessLookupError):

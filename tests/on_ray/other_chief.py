@@ -49,7 +49,7 @@ class OtherChief:
         )
 
     def enter(self, name: str, required: int) -> tuple[int, set[int]]:
-        """Let it enter a round; return its step, and the gradients in it."""
+        """Let the other chief enter a round; return the round's step and gradients."""
         end = time.monotonic() + _PATIENCE
         while True:
             self._say(f"{name} {required}")

@@ -97,7 +97,7 @@ def on_one_host(updates: int, ranks: int) -> dict[str, Any]:
 class Replicated:
     """The training: a chief that is started again whenever it ends, and workers on nodes.
 
-    A subclass may have other programs.
+    A subclass may have other programs for chief and workers.
     """
 
     programs = _CHIEF, _WORKER

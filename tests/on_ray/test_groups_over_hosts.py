@@ -1,4 +1,4 @@
-"""A group over the nodes of a Ray cluster is one group, for workers and for chiefs."""
+"""A group over the nodes of a Ray cluster acts as one group, for workers and for chiefs."""
 
 import contextlib
 import re

@@ -158,7 +158,7 @@ wait
 
 
 class Job:
-    """The script, in a folder of its own and on an allocation of one node: this machine."""
+    """Runs slurm.sh in a folder of its own, on an allocation of one node: this machine."""
 
     def __init__(self, folder: Path, chief: str, steps: int) -> None:
         self.folder, self.number = folder, random.randrange(10**6, 10**7)

@@ -267,7 +267,6 @@ def _dense_on(nodes: Nodes, node: int) -> bytes:
 
 
 def _trained(nodes: Nodes, node: int, steps: int) -> None:
-    """Train on one host."""
     with (
         nodes.on(node),
         shmacc.Parameters({"w": np.zeros(3)}, "best", optimizer=shmacc.optim.SGD(1.0)) as params,

@@ -245,7 +245,7 @@ def test_what_a_worker_raises_ends_the_run_and_names_its_node(nodes: Nodes) -> N
 
 
 def fail_once(rank: int, folder: Path, number: int) -> None:
-    """Fail the first time: by a signal, or by an exception."""
+    """Fail the first time, by the signal `number`, or by an exception if it is 0."""
     mine = folder / str(rank)
     if not mine.exists():
         mine.touch()
@@ -345,8 +345,6 @@ TRAIN = Path(__file__).parents[2] / "docs" / "examples" / "ray" / "train.py"
 
 
 class Program:
-    """A program on a node."""
-
     def __init__(self, nodes: Nodes, *command: str, number: int = 0) -> None:
         own = {"RAY_ADDRESS": nodes.cluster.address, "SHMACC_NODE_ADDRESS": nodes.address(number)}
         self.process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A group whose chief takes rounds in a thread, survives every failure, and keeps the journals."""
+"""A group whose chief takes rounds in a thread, and checks each round against the journals."""
 
 import itertools
 import sys

@@ -161,7 +161,7 @@ def test_a_gradient_that_does_not_fit_names_its_leaf() -> None:
         assert group.num_accumulated() == 0
 
 
-def test_parameters_live_in_shared_arrays() -> None:
+def test_a_tree_is_stored_in_shared_arrays_and_read_from_them() -> None:
     params = _params()
     spec = TreeSpec(params)
     with SharedArrays(spec.flatten(params), "params") as shared:

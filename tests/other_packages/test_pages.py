@@ -23,7 +23,7 @@ EXAMPLES: Final = pages.examples(with_others=True)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_survive_kills_and_errors(name: str, tmp_path: Path, namespace: str) -> None:
+def test_page_programs_survive_kills_and_errors(name: str, tmp_path: Path, namespace: str) -> None:
     Thrice.of_text(PROGRAMS[name], tmp_path, namespace, SECONDS).run()
 
 

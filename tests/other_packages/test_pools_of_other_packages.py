@@ -44,7 +44,7 @@ def context(request: pytest.FixtureRequest) -> Any:
 
 
 def get_ready(given: ConditionalAccumulator | None, namespace: str) -> None:
-    """Keep the argument, or attach by name."""
+    """Keep the given accumulator, or attach to it by name."""
     os.environ["SHMACC_NAMESPACE"] = namespace  # a forkserver keeps an earlier test's
     _used["acc"] = ConditionalAccumulator.attach(NAME) if given is None else given
 

@@ -212,7 +212,6 @@ def test_a_gradient_may_be_another_view_of_the_given_one(view: Any) -> None:
 
 
 def test_two_chiefs_take_over_when_the_others_block_raises() -> None:
-    """Both chiefs live, and alternate."""
     one, two, other = Mixed(), Mixed(), Mixed()
     undisturbed, alone = [], Mixed()
     with pair(alone, other, optimizer=ADAM) as (replicas, replica):

@@ -49,7 +49,7 @@ def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
     ("optimizer", "kind"), [(SGD(0.3, momentum=0.9), SyncReplicas), (Adam(0.05), AsyncReplicas)]
 )
 def test_a_skipped_round_changes_nothing(optimizer: Any, kind: Any) -> None:
-    """Momentum changes nothing, either, as it would with a gradient of zeros."""
+    """Not even momentum changes parameters; with a gradient of zeros it would."""
     model, other = Words(), Words()
     with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
         hand_over(replica, other)
@@ -86,7 +86,7 @@ def test_a_skip_in_a_block_that_raises_is_forgotten() -> None:
         assert not torch.equal(model.layer.weight, before["layer.weight"])
 
 
-def test_a_chief_and_a_replica_are_not_copied() -> None:
+def test_a_chief_and_a_replica_cannot_be_copied() -> None:
     with pair(Words(), Words(), optimizer=SGD(0.3)) as (replicas, replica):
         for one in replicas, replica:
             with pytest.raises(TypeError, match="neither copied nor pickled"):

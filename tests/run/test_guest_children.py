@@ -57,14 +57,14 @@ STARTING_AGAIN: Final = """
 
 @every_way
 @pytest.mark.parametrize("end", ["returns", "is killed"])
-def test_a_workers_group_ends_with_the_worker_alone(end: str, way: str, guest: Guests) -> None:
+def test_a_workers_process_group_ends_with_that_worker(end: str, way: str, guest: Guests) -> None:
     program = guest(STARTING_AGAIN % end, way=way, workers=1)
     assert program.ends()["result"] == "gone"
 
 
 # For each case: the number of workers; what workers and chief do until "ready" is marked.
 BEFORE_THE_KILL: Final = {
-    # The chief has done so, too, and a worker that has already ended.
+    # The chief has started processes, too, and so has a worker that has ended already.
     "have started others": (
         2,
         """

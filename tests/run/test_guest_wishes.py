@@ -146,7 +146,7 @@ LOGGED: Final = """
 
 
 @three_ways
-def test_each_role_has_files_of_its_own(way: str, guest: Guests) -> None:
+def test_each_role_has_log_files_of_its_own(way: str, guest: Guests) -> None:
     logs = guest.folder / "new" / "logs"
     ended = guest(LOGGED, way=way, log_dir=str(logs), grace=60).ends()
     assert {path.name for path in logs.iterdir()} == {

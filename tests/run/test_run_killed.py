@@ -1,4 +1,4 @@
-"""A role or the parent is killed, or Ctrl-C comes: a run goes on, or ends and leaves nothing."""
+"""A child or the parent is killed, or Ctrl-C comes: a run goes on, or ends and leaves nothing."""
 
 import os
 import signal
