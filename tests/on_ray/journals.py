@@ -99,7 +99,7 @@ class Journals:
             self.kill(rank)
 
     def log(self, what: str) -> dict[int, int]:
-        """Return each gradient's step in lines of the kind `what` ("from": its parameters' step)."""
+        """Return each gradient's step in lines of kind `what` ("from": its parameters' step)."""
         found: dict[int, int] = {}
         for path in self.folder.glob("*.log"):
             for line in path.read_text().splitlines():

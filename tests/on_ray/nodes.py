@@ -31,7 +31,7 @@ class Nodes:
     """A cluster whose nodes do not see each other's segments.
 
     `wires` gives each node a network namespace; without it nodes are at 127.0.0.2, 127.0.0.3, ...
-    Without `storage` Ray's head cannot be restarted. An earlier `run` gives its machines' memory.
+    Without `storage` Ray's head cannot be restarted. With an earlier `run` its memory is kept.
     """
 
     def __init__(

@@ -123,7 +123,7 @@ def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
     assert f"export {setting}=1\n" in before
 
 
-def test_the_manifest_starts_a_chief_that_failed_again(tmp_path: Path) -> None:
+def test_the_manifest_restarts_a_chief_that_failed(tmp_path: Path) -> None:
     fails_twice = tmp_path / "python"
     fails_twice.write_text('#!/bin/bash\necho "$@" >>runs\n(($(wc -l <runs) == 3))\n')
     fails_twice.chmod(0o755)

@@ -139,7 +139,7 @@ class Theirs:
         return self._fed("apply", *given, shape=bool(shape))
 
     def run(self, call: Callable[[Any], Any]) -> Any:
-        """Call with the accumulator as users do, and run the result."""
+        """Let a call make an op of the accumulator, as users do, and run the op."""
         with self.graph.as_default():
             return self.session.run(call(self.acc))
 
