@@ -353,7 +353,7 @@ def test_changes_end_by_their_timeout_while_a_part_is_stopped(nodes: Nodes) -> N
 
 
 def test_parameters_belong_to_one_group_and_replace_begins_both_anew(nodes: Nodes) -> None:
-    """``replace`` works while actors that a dead chief has left still live."""
+    """``replace`` works even while actors of a dead chief are alive."""
     given: Any = {"optimizer": OPTIMIZERS}
     for first in True, False:
         params = shmacc.ray.Parameters(CONTENTS, "anew.params", **given, if_exists="replace")

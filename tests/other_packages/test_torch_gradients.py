@@ -19,7 +19,7 @@ DTYPES: Final = [
 
 
 def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return a gradient of ``nn.Embedding(sparse=True)``: 1 in row 5, twice 1 in row 2."""
+    """Return a gradient of ``nn.Embedding(sparse=True)``: a 1 in row 5, two in row 2."""
     layer = torch.nn.Embedding(9, 2, sparse=True, dtype=dtype)
     layer(torch.tensor([5, 2, 2])).sum().backward()
     assert layer.weight.grad is not None
