@@ -1,4 +1,4 @@
-"""Pieces sent as columns keep every value; malformed ones are refused."""
+"""Pieces of a round that are sent as columns keep every value; malformed columns are refused."""
 
 import pickle
 from dataclasses import replace
@@ -25,7 +25,7 @@ def buffers_of(sent: object) -> list[pickle.PickleBuffer]:
     return found
 
 
-def test_a_piece_of_many_members_is_four_buffers() -> None:
+def test_a_piece_of_many_members_is_sent_as_four_buffers_and_keeps_every_value() -> None:
     specs: dict[str, shmacc.TensorSpec] = {
         f"rows {i}": shmacc.IndexedSlicesSpec((None, 4), "float32") for i in range(250)
     }
@@ -54,7 +54,7 @@ def test_a_piece_of_many_members_is_four_buffers() -> None:
                     assert np.array_equal(ours, theirs), (name, field)
 
 
-def test_a_division_must_cover_everything() -> None:
+def test_a_division_that_does_not_cover_the_whole_member_is_refused() -> None:
     with HostGroup({"m": shmacc.TensorSpec((4,), "float64")}) as group:
         assert group.apply({"m": np.ones(4)}, 0)
         wrong: list[Any] = [[[2, 3]], [[5, 4]], [[-1, 4]], [[2, 4], [0, 0]], [[]], [2, 4]]
@@ -65,15 +65,15 @@ def test_a_division_must_cover_everything() -> None:
 
 
 def divided(group: HostGroup, ends: object) -> _core.RoundResult:
-    """Return what a look finds, divided at `ends` (None: undivided)."""
+    """Look at the round; return its sums, divided at `ends` (None: undivided)."""
     given = None if ends is None else np.array(ends, np.int64)
     taken = _core.RoundResult(advance=False, seal=False, ends=given)
     group.handle.look(taken, None)
     return taken
 
 
-def test_divided_sums_are_in_columns_only_and_undivided_ones_are_not() -> None:
-    """Only the columns have memory, so nothing else can become an array."""
+def test_divided_sums_are_read_only_as_columns_and_undivided_sums_never() -> None:
+    """Only the columns have memory, so no member of a divided round can become an array."""
     with HostGroup({"m": shmacc.TensorSpec((4000,), "float64")}) as group:
         assert group.apply({"m": np.ones(4000)}, 0)
         parts, whole = divided(group, [[4000]]), divided(group, None)
@@ -85,7 +85,7 @@ def test_divided_sums_are_in_columns_only_and_undivided_ones_are_not() -> None:
         assert whole.values(0).sum() == len(parts.columns()[0][3]) / 8 == 4000
 
 
-def test_a_kept_round_is_for_a_take_with_the_same_division() -> None:
+def test_a_kept_round_is_given_only_to_a_take_with_the_same_division() -> None:
     def take(ends: object, required: int = 0) -> _core.RoundResult:
         taken = _core.RoundResult(advance=False, seal=False, ends=ends)
         group.handle.take(taken, required, required, 0.0, raise_departures=False)
@@ -109,20 +109,20 @@ def test_columns_and_counts_of_different_lengths_are_refused() -> None:
 def piece_of(
     rows: list[int], values: list[int], counts: list[int], count: int = 2, member: int = 0
 ) -> Piece:
-    """Return a piece as a shard may get it; the member has one number in each row."""
+    """Return a piece as a shard may get it, with one number in each row of the member."""
     numbers, column = np.array(rows, np.int64), np.array(counts, np.int64)
     parts = np.array([(member, count, count, len(rows))])
     return Piece(Columns(Rows(parts, numbers, column), join([np.array(values)])), count, count, 0)
 
 
 def with_parts(parts: object) -> Piece:
-    """Return a valid piece with these parts."""
+    """Return a valid piece whose part headers are replaced by `parts`."""
     rows = replace(GOOD.columns.rows, parts=np.array(parts))
     return replace(GOOD, columns=replace(GOOD.columns, rows=rows))
 
 
 def share_of(pieces: int) -> Share:
-    """Return a shard's share of a round: `pieces` hosts have two gradients each."""
+    """Return a shard's share of a round in which `pieces` hosts have two gradients each."""
     return Share(Fence(1, 0), (), 2 * pieces, 2 * pieces, 0)
 
 

@@ -1,4 +1,4 @@
-"""Rounds over many hosts are granted, opened, ended or given up, and their shards get hosts."""
+"""The owner grants a chief a round (hosts hold their gradients), opens it and ends it."""
 
 import pytest
 from helpers.multihost_table import Table, with_a_gradient_each
@@ -54,7 +54,7 @@ def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
 
 
 def test_an_order_contains_both_a_new_step_and_a_grant() -> None:
-    """The host must follow both, if both happen before it hears of either."""
+    """A host that has heard of neither must follow both by one order."""
     table = Table("a", "b")
     table.apply("a", 1)
     table.opened(1)
@@ -69,7 +69,7 @@ def test_an_order_contains_both_a_new_step_and_a_grant() -> None:
     assert isinstance(table.ask(1, "u"), Opened)
 
 
-def test_a_grant_expires_though_a_host_sends_heartbeats() -> None:
+def test_a_grant_expires_if_a_host_ignores_it_though_the_host_sends_heartbeats() -> None:
     table = with_a_gradient_each("a", "b")
     table.ask(2)
     table.settle("a")  # b never follows the order, but reports all the time
@@ -118,7 +118,7 @@ def test_a_chief_that_is_silent_in_its_block_loses_its_round() -> None:
 
 
 def test_no_round_closes_the_last_step() -> None:
-    """Segments cannot be held at it, as on one host; gradients stay, and a lower step goes on."""
+    """As on one host, nothing is taken at the last step. Rounds go on after a lower step is set."""
     table = Table("a", step=LAST_STEP - 1)
     assert table.apply("a", 1)
     table.settle()
@@ -166,7 +166,7 @@ def test_a_lost_host_with_a_shard_ends_the_grant_and_the_shard_moves() -> None:
     table.ask(2)
     table.hear()
     assert table.hosts["a"][0].shard_hosts == ("a", "b")
-    # No host can ship to b, which is dead.
+    # No host can send pieces to b, which is dead.
     for _ in range(15):
         table.pass_time(0.1, "a", "c")
         assert isinstance(table.ask(2), Waiting)
@@ -177,7 +177,7 @@ def test_a_lost_host_with_a_shard_ends_the_grant_and_the_shard_moves() -> None:
     assert opened.contributors.tolist() == [1, 3]
 
 
-def test_each_grant_has_the_shards_on_hosts_that_report() -> None:
+def test_each_grant_puts_its_shards_on_hosts_that_report() -> None:
     """A loss or a new host changes the shards at the next grant; all pieces get new names."""
     table = with_a_gradient_each("a", "b", "c", shards=2)
     first = table.opened(3)
@@ -188,7 +188,7 @@ def test_each_grant_has_the_shards_on_hosts_that_report() -> None:
     assert again.shard_hosts == ("b", "c")
     assert not {member.key for member in first.members} & {member.key for member in again.members}
     assert again.contributors.tolist() == [2, 3], "what a had itself is out of reach"
-    # a was only cut off, and comes back with its gradients; it gets a shard again.
+    # Host a was only cut off. It comes back with its gradients, and gets a shard again.
     assert table.owner.leave("u", table.now, consume=False) is False
     table.settle()
     whole = table.opened(3, "v")
@@ -196,7 +196,7 @@ def test_each_grant_has_the_shards_on_hosts_that_report() -> None:
     assert whole.contributors.tolist() == [1, 2, 3]
 
 
-def test_there_may_be_more_shards_than_hosts() -> None:
+def test_more_shards_than_hosts_are_given_to_the_hosts_in_turn() -> None:
     table = with_a_gradient_each("a", "b", "c", shards=2)
     table.owner = OwnerCore(1, 0, TIMING, 5)
     for host in "ab":
@@ -205,7 +205,7 @@ def test_there_may_be_more_shards_than_hosts() -> None:
     assert table.opened(2).shard_hosts == ("a", "b", "a", "b", "a")
 
 
-def test_at_its_deadline_a_chief_may_be_content_with_fewer_gradients() -> None:
+def test_a_chief_that_asks_again_for_fewer_gradients_gets_a_round_of_them() -> None:
     table = Table("a", "b")
     table.apply("a", 1)
     assert isinstance(table.ask(3), Waiting)
@@ -214,7 +214,7 @@ def test_at_its_deadline_a_chief_may_be_content_with_fewer_gradients() -> None:
     assert table.opened(1).contributors.tolist() == [1]
 
 
-def test_a_wait_for_a_step_may_be_told_that_the_last_chief_was_lost() -> None:
+def test_a_wait_for_a_step_that_asks_to_be_told_ends_when_the_last_chief_is_lost() -> None:
     table = Table("a")
     table.ask(1)
     assert table.owner.step_past(0, table.now, tell=True) is None

@@ -95,7 +95,7 @@ def test_one_report_says_that_a_round_is_over_and_how_many_gradients_the_next_on
     assert core.report_due(table.now) == table.now
 
 
-def test_gradients_that_come_at_once_are_reported_at_once() -> None:
+def test_a_report_is_due_at_once_when_as_many_gradients_came_as_in_the_last_round() -> None:
     table = Table("a")
     for contributor in 1, 2, 3:
         assert table.apply("a", contributor)
@@ -112,7 +112,7 @@ def test_gradients_that_come_at_once_are_reported_at_once() -> None:
     assert due == pytest.approx([TIMING.announce, TIMING.announce - 0.001, 0.0])
 
 
-def test_a_host_that_ships_reports_before_its_lease_ends() -> None:
+def test_a_host_that_sends_pieces_reports_before_its_lease_ends() -> None:
     timing = Timing(grace=30.0)
     core = ForwarderCore("a", 1, timing)
     core.receive(Order(1, 1, 1, ready=True, hold=True, grant=1, fence=Fence(1, 0), adopt=True))
@@ -123,7 +123,7 @@ def test_a_host_that_ships_reports_before_its_lease_ends() -> None:
     assert core.report_due(5.1) == 5.0 + timing.lease / 4
 
 
-def test_a_host_that_ships_slowly_says_in_time_that_it_has_the_grant() -> None:
+def test_a_host_that_sends_pieces_slowly_reports_in_time_and_is_waited_for() -> None:
     table = with_a_gradient_each("a", "b")
     table.ask(1)
     table.settle("b")
@@ -163,7 +163,7 @@ def test_only_hosts_outside_a_round_are_told_that_its_block_is_open() -> None:
 
 @pytest.mark.parametrize("hosts", [4, 60])
 def test_many_hosts_are_told_after_how_many_gradients_to_report(hosts: int) -> None:
-    """Most orders are given while no chief waits; few hosts report every gradient at once."""
+    """With few hosts the number is 1. Orders say it even while no chief waits."""
     names = [f"host{number}" for number in range(hosts)]
     table = Table(*names)
     for number, name in enumerate(names):

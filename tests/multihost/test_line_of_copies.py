@@ -1,4 +1,4 @@
-"""The parameters' copies on many hosts: what becomes of a change, and of who has missed one."""
+"""Each host's copy of the parameters gets every update; a host that missed one catches up."""
 
 import logging
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.threads
 
 
 def with_gradients(*hosts: str) -> CopiesTable:
-    """Return a table of hosts with the first parameters and a gradient each."""
+    """Return a table whose hosts have the first parameters and one gradient each."""
     table = CopiesTable(*hosts)
     for contributor, host in enumerate(hosts, 1):
         assert table.apply(host, contributor)
@@ -47,7 +47,7 @@ def wanted_stage(table: CopiesTable, host: str) -> Stage:
 
 
 def keep_alive(table: CopiesTable, seconds: float) -> None:
-    """Let time pass in which hosts and the chief of an update go on talking to the owner."""
+    """Let time pass, while all hosts and the updating chief send messages to the owner."""
     end = table.now + seconds
     while table.now < end:
         table.owner.hear("t", table.now)
@@ -55,7 +55,7 @@ def keep_alive(table: CopiesTable, seconds: float) -> None:
 
 
 def with_a_host_that_lacks_the_update(*hosts: str) -> CopiesTable:
-    """Return a table whose last host has not got an update in time; the others have made it."""
+    """Return a table in which all hosts have made an update, except the last, which is busy."""
     table = with_gradients(*hosts)
     table.busy.add(hosts[-1])
     table.open_block("a", len(hosts))
@@ -66,7 +66,7 @@ def with_a_host_that_lacks_the_update(*hosts: str) -> CopiesTable:
     return table
 
 
-def test_the_first_parameters_come_before_the_segments() -> None:
+def test_segments_begin_at_step_0_once_the_first_parameters_are_restored() -> None:
     table = CopiesTable("a", "b", restored=False)
     assert table.steps == [-1, -1]
     assert isinstance(table.ask_from("a"), NotReady)
@@ -78,7 +78,7 @@ def test_the_first_parameters_come_before_the_segments() -> None:
     assert table.numbers == [1, 1]
 
 
-def test_an_update_is_on_every_host_before_the_chief_is_told() -> None:
+def test_a_chief_is_told_of_its_update_only_when_every_host_has_made_it() -> None:
     table = with_gradients("a", "b")
     assert isinstance(table.open_block("a", 2), Opened)
     assert table.update() == Staging(("a", "b"), committed=False)
@@ -138,7 +138,7 @@ def test_a_chief_that_leaves_before_the_commit_leaves_its_gradients_to_the_next(
 
 
 @pytest.mark.parametrize("dies", [True, False])
-def test_the_owner_ends_the_round_of_a_chief_that_does_not_wait_after_the_commit(
+def test_a_round_is_completed_though_its_chief_leaves_or_dies_after_the_commit(
     *, dies: bool
 ) -> None:
     table = with_gradients("a", "b")
@@ -189,7 +189,7 @@ def test_a_restore_raises_the_step(step: int) -> None:
     assert (table.owner.step, table.owner.counters.voided) == (max(1, step), 0)
 
 
-def test_a_restore_waits_for_its_turn() -> None:
+def test_a_restore_waits_for_open_rounds_other_restores_and_a_new_owner() -> None:
     table = with_gradients("a", "b")
     waits = Staging((), committed=False)
     table.ask_from("a", 2)
@@ -209,14 +209,14 @@ def test_a_restore_waits_for_its_turn() -> None:
     assert table.numbers == [2, 2]
 
 
-def test_a_restore_passes_a_segment_that_has_moved_meanwhile() -> None:
+def test_a_restore_takes_a_step_above_a_segment_that_has_moved_ahead_meanwhile() -> None:
     table = with_gradients("a", "b")
     table.restore("back", 0)
     table.follow()
     table.hear()
     assert table.owner.step == 1
     segment = table.hosts["b"][1]
-    segment.reset(1)  # another owner had a void step
+    segment.reset(1)  # after another owner made a step void
     assert table.act("b") == []
     table.add("b", segment)
     table.settle()
@@ -224,7 +224,7 @@ def test_a_restore_passes_a_segment_that_has_moved_meanwhile() -> None:
     assert (table.numbers, table.steps) == ([2, 2], [2, 2])
 
 
-def test_a_host_does_not_get_a_restore_twice() -> None:
+def test_a_restarted_forwarder_does_not_get_a_restore_that_its_host_has_made() -> None:
     table = with_gradients("a", "b")
     table.restore("back", 0)
     table.follow()
@@ -235,7 +235,7 @@ def test_a_host_does_not_get_a_restore_twice() -> None:
     assert Get.STAGE not in table.act("b")
 
 
-def test_a_call_that_comes_again_late_changes_nothing() -> None:
+def test_a_restore_call_that_is_sent_again_late_changes_nothing() -> None:
     table = with_gradients("a", "b")
     table.settled_restore("one", 0)
     table.settled_restore("two", 0)
@@ -248,7 +248,7 @@ def test_a_call_that_comes_again_late_changes_nothing() -> None:
 
 
 def test_a_restore_that_is_withdrawn_before_it_begins_does_not_begin() -> None:
-    """Its owner was stopped, and its chief has gone on: both messages come at once."""
+    """The owner was stopped and the chief gave up, so call and withdrawal arrive together."""
     table = with_gradients("a", "b")
     assert isinstance(table.open_block("a", 1, "round"), Opened)
     assert isinstance(table.restore("back", 0), Staging), "it waits for the end of the round"
@@ -259,7 +259,7 @@ def test_a_restore_that_is_withdrawn_before_it_begins_does_not_begin() -> None:
     assert table.owner.step == 0
 
 
-def test_a_restore_whose_chief_is_silent_ends() -> None:
+def test_a_restore_whose_chief_falls_silent_ends_and_rounds_go_on() -> None:
     table = with_gradients("a", "b")
     table.restore("staged", 0)
     table.pass_time(TIMING.chief_lease + 0.2, "a", "b")
@@ -304,7 +304,7 @@ def test_a_large_change_is_waited_for_as_long_as_its_chief_lives(*, whole: bool)
     assert isinstance(call(), Told)
 
 
-def test_as_many_hosts_get_a_large_update_at_a_time_as_have_it() -> None:
+def test_a_large_update_goes_to_no_more_hosts_at_a_time_than_already_have_it() -> None:
     table = with_gradients(*"abcdefgh")
     table.open_block("c", 8)
 
@@ -339,10 +339,10 @@ def test_as_many_hosts_get_a_large_update_at_a_time_as_have_it() -> None:
 
 
 @pytest.mark.parametrize("others", ["b", ""])
-def test_the_chiefs_own_host_gets_an_update_that_it_has_checked_only_at_the_commit(
+def test_a_chiefs_host_gets_a_checked_update_only_at_the_commit_if_others_have_it(
     others: str,
 ) -> None:
-    """Unless no other host has it by then: if the chief died after the commit, it would be lost."""
+    """Without another host it gets the update earlier; else the chief's death could lose it."""
     table = with_gradients("a", *others)
     table.open_block("a")
 
@@ -370,7 +370,7 @@ def test_the_chiefs_own_host_gets_an_update_that_it_has_checked_only_at_the_comm
 
 
 def test_a_host_gets_an_order_only_if_there_is_something_new_to_do() -> None:
-    """Each of these orders would cost a message for each host, and its next report."""
+    """Each needless order would cost every host a message and another report."""
     table = with_gradients("a", "b")
     table.open_block("a", 2)
 
@@ -426,7 +426,7 @@ def test_a_chief_whose_host_cannot_make_the_update_is_told_so_and_the_round_ends
 
 
 def test_a_chief_whose_host_has_another_result_is_told_so_and_the_round_ends() -> None:
-    """Its host was silent when the others' result became the line's."""
+    """The host was silent when the owner accepted the other hosts' result."""
     table = with_gradients("a", "b", "c")
     table.open_block("a", 3)
     table.update()
@@ -446,7 +446,7 @@ def test_a_chief_whose_host_has_another_result_is_told_so_and_the_round_ends() -
     assert len({copy.lineage for copy, _ in table.memory.values()}) == 1
 
 
-def test_hosts_with_another_result_get_the_copy_of_the_chiefs_host(
+def test_a_host_whose_result_differs_gets_the_copy_of_the_chiefs_host(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR, "shmacc")
@@ -461,7 +461,7 @@ def test_hosts_with_another_result_get_the_copy_of_the_chiefs_host(
         table.settle()
 
 
-def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None:
+def test_a_chief_whose_host_lacks_the_newest_copy_is_served_after_another_chief() -> None:
     table = with_gradients("a", "b")
     table.memory["c"] = NO_COPY, 0
     table.add("c", Segment(step=-1))
@@ -475,7 +475,7 @@ def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None
     table.settle("a", "b")
     table.pass_time(TIMING.grace + 0.2, "a", "b", "c")
     assert isinstance(table.ask_from("a", 1, "of a"), Waiting)
-    for _ in range(60):  # first the grant waits for the host that gets a copy
+    for _ in range(60):  # at first the owner waits for c, which gets a copy
         table.owner.ask("of c", 1, table.now, host="c")
         table.owner.ask("of a", 1, table.now, host="a")
         table.pass_time(0.1, "a", "b", "c")
@@ -494,7 +494,7 @@ def test_a_chief_whose_host_is_not_in_line_is_served_after_another_one() -> None
     assert isinstance(table.open_block("c", 1, "of c"), Opened)
 
 
-def test_a_chief_whose_host_is_not_at_the_step_is_served_after_another_one() -> None:
+def test_a_chief_whose_host_is_behind_the_step_is_served_after_another_chief() -> None:
     table = with_gradients("a", "b")
     table.owner.advance_step(1, table.now)
     table.settle("a")
@@ -507,7 +507,7 @@ def test_a_chief_whose_host_is_not_at_the_step_is_served_after_another_one() -> 
     assert isinstance(table.ask_from("a", 1, "of a"), Opened)
 
 
-def test_a_round_waits_for_a_forwarder_that_has_just_started_for_the_grace_only() -> None:
+def test_a_round_waits_for_a_newly_started_forwarder_no_longer_than_the_grace() -> None:
     table = with_gradients("a", "b")
     table.add("b", table.hosts["b"][1])
     table.ask_from("a", 1)
@@ -517,7 +517,7 @@ def test_a_round_waits_for_a_forwarder_that_has_just_started_for_the_grace_only(
     assert isinstance(table.ask_from("a", 1), Opened)
 
 
-def test_an_update_does_not_wait_for_a_host_that_cannot_get_it_but_copies_later() -> None:
+def test_an_update_does_not_wait_for_a_host_that_cannot_get_it_and_copies_it_later() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.busy.add("b")
@@ -537,7 +537,7 @@ def test_an_update_does_not_wait_for_a_host_that_cannot_get_it_but_copies_later(
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_rounds_wait_for_a_host_that_is_behind_only_if_it_gets_a_whole_copy(*, whole: bool) -> None:
-    """It can make the updates that come meanwhile, too, but they may be more than others keep."""
+    """During a whole copy more updates may come than other hosts keep, so rounds wait for it."""
     table = with_a_host_that_lacks_the_update("a", "b")
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
@@ -558,7 +558,7 @@ def test_rounds_wait_for_a_host_that_is_behind_only_if_it_gets_a_whole_copy(*, w
     assert isinstance(table.ask_from("a", 1, "next"), Opened), "it has not got it: it tries again"
 
 
-def test_an_update_does_not_wait_for_a_host_that_gets_it_after_the_commit() -> None:
+def test_an_update_does_not_wait_for_a_host_that_stages_it_after_the_commit() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.busy.add("b")
@@ -574,7 +574,7 @@ def test_an_update_does_not_wait_for_a_host_that_gets_it_after_the_commit() -> N
     assert table.numbers == [2, 2], "made from what it has got"
 
 
-def test_a_host_without_room_for_its_copy_has_a_problem_until_it_has_one() -> None:
+def test_a_host_without_room_for_a_copy_reports_a_problem_until_it_has_the_copy() -> None:
     table = with_a_host_that_lacks_the_update("a", "b")
     assert table.owner.leave("t", table.now, consume=True)
     table.hear()
@@ -611,8 +611,8 @@ def test_a_host_whose_actor_dies_after_the_commit_gets_the_update_again() -> Non
     assert (table.update(), table.numbers) == (Told(), [2, 2, 1])
 
 
-def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:
-    """The host does not get the update: its pair with the chief's host is cut."""
+def test_an_update_does_not_wait_for_a_host_that_refuses_it_without_an_error() -> None:
+    """The host cannot get the update: its link to the chief's host is cut."""
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.busy.add("b")
@@ -623,7 +623,7 @@ def test_a_refusal_without_an_error_is_no_reason_to_wait() -> None:
     assert isinstance(table.update(), Told)
 
 
-def test_a_host_gets_a_copy_from_another_host_if_one_is_out_of_reach() -> None:
+def test_a_host_that_gets_no_copy_is_sent_to_another_host_for_it() -> None:
     table = with_a_host_that_lacks_the_update("a", "b", "c")
     sources = set()
     for _ in range(3):
@@ -634,7 +634,7 @@ def test_a_host_gets_a_copy_from_another_host_if_one_is_out_of_reach() -> None:
     assert sources == {"a", "b"}
 
 
-def test_a_segment_ahead_is_passed_and_one_too_far_ahead_is_a_problem() -> None:
+def test_the_owner_follows_a_segment_that_is_ahead_but_reports_one_too_far_ahead() -> None:
     table = with_gradients("a", "b")
     table.hosts["b"][1].reset(9)
     assert table.apply("b", 2)
@@ -647,7 +647,7 @@ def test_a_segment_ahead_is_passed_and_one_too_far_ahead_is_a_problem() -> None:
     assert list(table.owner.copies.problems) == ["b"]
 
 
-def test_no_step_is_past_the_last_one() -> None:
+def test_no_restore_and_no_new_copy_moves_past_the_last_step() -> None:
     table = with_gradients("a", "b")
     table.settled_restore("to the end", LAST_STEP)
     table.set_copy("b", Copy(Lineage(1, 7 << 32, 7), 0, 0))
@@ -658,7 +658,7 @@ def test_no_step_is_past_the_last_one() -> None:
 
 
 def test_a_copy_is_replaced_only_together_with_a_higher_step() -> None:
-    """Another copy at the owner's step: the owner moves past it."""
+    """A host has another copy at the owner's step, so the owner takes a higher step."""
     table = with_gradients("a", "b")
     assert isinstance(table.open_block("a"), Opened)
     table.set_copy("b", Copy(Lineage(1, 7 << 32, 7), 0, 0))
@@ -671,24 +671,24 @@ def test_a_copy_is_replaced_only_together_with_a_higher_step() -> None:
     assert (table.numbers, table.steps) == ([1, 1], [1, 1])
 
 
-def test_the_owner_passes_no_segment_while_hosts_hold_theirs_for_a_grant() -> None:
+def test_the_owner_takes_no_higher_step_while_hosts_hold_gradients_for_a_round() -> None:
     table = with_gradients("a", "b")
     table.ask_from("a", 1)
     table.hear("a")
     table.act("a")
-    table.hosts["b"][1].reset(1)  # another owner had a void step
+    table.hosts["b"][1].reset(1)  # after another owner made a step void
     table.pass_time(TIMING.grace + 0.2, "b", "a")
     assert table.owner.step == 0
     assert isinstance(table.ask_from("a", 1), Opened)
 
 
 def test_a_copy_is_not_changed_under_a_segment_that_is_ahead() -> None:
-    """Its gradients of that step were computed from the copy as it is."""
+    """The segment's gradients of the later step were computed from the unchanged copy."""
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     segment = table.hosts["b"][1]
     segment.held = False
-    segment.reset(1)  # another owner had a void step
+    segment.reset(1)  # after another owner made a step void
     table.add("b", segment)
     assert table.apply("b", 2)
     table.settle()
@@ -711,7 +711,7 @@ def test_an_owner_that_hears_of_a_higher_term_resigns() -> None:
 
 
 def test_a_returning_host_gets_the_copy_of_the_group_that_began_anew() -> None:
-    """Although it has answered a higher term: the clock of the new line's owner was behind."""
+    """It had answered a higher term before, since the clock of the new owner was behind."""
     table = CopiesTable("a", term=9 << 20)
     (_, segment), memory = table.hosts.pop("a"), table.memory.pop("a")
     table.take_over(1 << 20, "b")
@@ -732,7 +732,7 @@ def test_a_returning_host_gets_the_copy_of_the_group_that_began_anew() -> None:
     assert not table.owner.has_resigned
 
 
-def test_an_owner_that_learns_and_hears_of_a_higher_term_takes_one_above() -> None:
+def test_a_learning_owner_that_hears_of_a_higher_term_takes_a_still_higher_one() -> None:
     table = with_gradients("a", "b")
     table.take_over(2 << 20, "a", "b")
     table.settle()
@@ -758,7 +758,7 @@ def test_a_host_obeys_no_earlier_owner_even_if_its_forwarder_is_replaced() -> No
     assert old.has_resigned
 
 
-def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
+def test_a_new_owner_leads_only_after_every_host_has_answered() -> None:
     table = with_gradients("a", "b")
     table.open_block("a", 2)
     table.update()
@@ -776,7 +776,7 @@ def test_a_new_owner_leads_once_it_has_heard_every_host() -> None:
     assert (table.owner.step, table.numbers) == (1, [2, 2])
 
 
-def test_a_host_that_reports_counts_though_the_driver_does_not_list_it() -> None:
+def test_a_host_that_reports_counts_though_it_is_not_listed() -> None:
     table = with_gradients("a", "b")
     table.set_copy("b", Copy(Lineage(1, 7 << 32, 7), 3, 3))
     table.hosts["b"][1].step = 3
@@ -793,13 +793,13 @@ def test_a_host_that_reports_counts_though_the_driver_does_not_list_it() -> None
 
 
 def test_a_new_owner_takes_the_copy_of_the_highest_term_not_of_the_highest_step() -> None:
-    """The other one is of a machine that has gone on alone, and was declared dead."""
+    """The copy at the highest step is from a machine that was declared dead and went on alone."""
     table = with_gradients("a", "b")
     table.set_copy("a", Copy(Lineage(1, 9 << 32, 9), 9, 9))
     table.hosts["a"][1].step = 9
     table.set_copy("b", Copy(Lineage(5, 1, 1), 3, 3))
     table.hosts["b"][1].step = 3
-    table.add("a", table.hosts["a"][1], copies=3)  # of the other line: they are not waited for
+    table.add("a", table.hosts["a"][1], copies=3)  # these 3 hosts are not waited for
     table.add("b", table.hosts["b"][1])
     table.take_over(6 << 20, "a", "b")
     table.settle()
@@ -811,7 +811,7 @@ def test_a_new_owner_takes_the_copy_of_the_highest_term_not_of_the_highest_step(
 @pytest.mark.parametrize("ended", [False, True])
 def test_an_owner_learns_again_if_no_host_has_its_lineage(*, ended: bool) -> None:
     table = with_gradients("a", "b")
-    table.pass_time(31, "a", "b")  # longer than it waits below
+    table.pass_time(31, "a", "b")  # longer than an owner waits for unlisted hosts
     table.busy.add("b")
     table.open_block("a", 2)
     table.update()
@@ -835,8 +835,8 @@ def test_an_owner_learns_again_if_no_host_has_its_lineage(*, ended: bool) -> Non
     assert isinstance(table.open_block("b", 1, "next"), Opened)
 
 
-def test_a_segment_must_pass_the_step_of_a_change_that_was_begun() -> None:
-    """A worker may have read half of it; the forwarder that began it is dead."""
+def test_segments_move_past_the_step_of_a_change_that_was_begun() -> None:
+    """The forwarder died in the change, so a worker may have read a half-changed copy."""
     table = with_gradients("a", "b")
     table.set_copy("b", table.copy("b")._replace(begun=1))
     table.add("b", table.hosts["b"][1])
@@ -846,7 +846,7 @@ def test_a_segment_must_pass_the_step_of_a_change_that_was_begun() -> None:
 
 
 def test_a_gradient_of_a_half_changed_copy_is_in_no_round() -> None:
-    """The owner moves past the step that was begun, but only after the grant."""
+    """The owner moves past the begun step, but only after the round that is being opened."""
     table = with_gradients("a", "b")
     table.ask_from("a", 1)
     table.hear("a")
@@ -903,7 +903,7 @@ def _with_a_block_of_a_dead_owner(*, updated: bool) -> tuple[CopiesTable, Opened
     return table, opened
 
 
-def test_the_next_owner_goes_on_with_a_block_if_nothing_has_come_in_between() -> None:
+def test_the_next_owner_resumes_a_block_if_no_other_round_came_in_between() -> None:
     table, opened = _with_a_block_of_a_dead_owner(updated=False)
     assert not table.owner.leave("t", table.now, consume=True), "the chief has not noticed it yet"
     found = table.owner.resume("t", opened, table.now, host="a")
@@ -915,14 +915,14 @@ def test_the_next_owner_goes_on_with_a_block_if_nothing_has_come_in_between() ->
     assert (table.owner.step, table.steps) == (1, [1, 1])
 
 
-def test_the_next_owner_says_that_a_blocks_update_was_made() -> None:
+def test_the_next_owner_tells_a_resuming_chief_that_its_update_was_made() -> None:
     table, opened = _with_a_block_of_a_dead_owner(updated=True)
     assert table.owner.resume("t", opened, table.now, host="a") == Told()
     assert table.owner.resume("other", opened, table.now, host="a") == Ended()
     assert table.owner.step == 1
 
 
-def test_the_next_owner_does_not_go_on_with_a_block_whose_gradients_another_chief_has() -> None:
+def test_the_next_owner_resumes_no_block_whose_gradients_another_chief_has() -> None:
     table, opened = _with_a_block_of_a_dead_owner(updated=False)
     assert isinstance(table.open_block("b", 2, "other"), Opened)
     assert table.owner.resume("t", opened, table.now, host="a") == Ended()

@@ -30,7 +30,7 @@ def test_a_step_with_too_few_gradients_after_a_loss_is_void() -> None:
     assert table.opened(3, "t", "a", "b").contributors.tolist() == [0, 1, 2]
     assert table.owner.leave("t", table.now, consume=True)
     table.settle("a", "b")
-    for gone in (), ("c",):  # named for as long as it may come back
+    for gone in (), ("c",):  # c is named while it may still come back
         table.owner.gone.update(gone)
         waiting = table.ask(3, "u")
         assert isinstance(waiting, Waiting)
@@ -48,7 +48,7 @@ def test_a_grant_with_enough_gradients_after_a_loss_becomes_a_round() -> None:
     assert table.owner.counters.voided == 0
 
 
-def test_a_chief_that_asks_is_told_of_a_lost_host_once() -> None:
+def test_a_chief_that_wants_to_be_told_hears_of_a_lost_host_once() -> None:
     table = Table("a", "b")
     assert isinstance(table.owner.ask("t", 1, table.now, tell=True), Waiting)
     for _ in range(15):
@@ -59,7 +59,7 @@ def test_a_chief_that_asks_is_told_of_a_lost_host_once() -> None:
     assert isinstance(table.owner.ask("u", 1, table.now, tell=True), Waiting)
 
 
-def test_a_chief_that_asks_is_told_of_dead_workers_once() -> None:
+def test_a_chief_that_wants_to_be_told_hears_of_dead_workers_once() -> None:
     table = Table("a", "b")
     table.apply("a", 1)
     table.owner.ask("t", 3, table.now, tell=True)
@@ -105,7 +105,7 @@ def test_the_next_chief_is_told_of_a_death_that_a_dead_chief_missed() -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False], ids=["interrupted", "killed"])
-def test_the_next_chief_is_told_of_a_death_whose_answer_was_lost(*, leaves: bool) -> None:
+def test_the_next_chief_is_told_of_a_death_whose_first_report_was_lost(*, leaves: bool) -> None:
     """The owner answers a waiting call, but the chief is dead or has timed out."""
     table = Table("a", "b")
     table.owner.ask("t", 3, table.now, tell=True)
@@ -120,13 +120,13 @@ def test_the_next_chief_is_told_of_a_death_whose_answer_was_lost(*, leaves: bool
     assert table.owner.ask("u", 3, table.now, tell=True) == Died((Loss("b", (17,), (2,)),))
 
 
-def test_the_next_chief_is_told_of_a_death_during_a_grant_that_another_left() -> None:
+def test_the_next_chief_is_told_of_a_death_during_a_grant_that_the_last_chief_left() -> None:
     table = with_a_gradient_each("a", "b")
     table.owner.ask("t", 2, table.now, tell=True)  # the grant is made
     table.hosts["b"][0].died((17,), (2,))
     table.hear()
     assert isinstance(table.owner.answer("t"), Waiting)
-    table.owner.leave("t", table.now, consume=False)  # by its timeout
+    table.owner.leave("t", table.now, consume=False)  # its timeout is over
     table.settle()
     assert table.owner.ask("u", 3, table.now, tell=True) == Died((Loss("b", (17,), (2,)),))
 
@@ -150,7 +150,7 @@ def test_cancel_ends_waits_but_no_block() -> None:
 def test_a_contributor_at_two_hosts_makes_the_step_void(caplog: pytest.LogCaptureFixture) -> None:
     table = Table("a", "b")
     table.apply("a", 1)
-    table.apply("b", 1)  # started again there, while a has its gradient
+    table.apply("b", 1)  # its worker was started again, but a has its gradient
     table.ask(2)
     table.settle()
     assert isinstance(table.ask(2), Waiting)
@@ -175,7 +175,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_an_error_at_the_chief() -> Non
         assert table.owner.step == step + 1
     assert table.ask(3) == Conflict(7, ("a", "b"))
     table.owner.leave("t", table.now, consume=False)
-    # One of the two is ended, but has applied in this step.
+    # One of the two workers is ended, but it has applied in this step.
     table.ask(3, "s")
     for host, contributor in (("a", 7), ("b", 7), ("c", 1), ("c", 2)):
         assert table.apply(host, contributor)
@@ -196,7 +196,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_an_error_at_the_chief() -> Non
 
 
 def test_a_worker_that_moves_from_a_lost_host_counts_where_it_is() -> None:
-    """Its earlier gradients are at no host that counts."""
+    """Its earlier gradients are on the lost host, which does not count."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner.leave("t", table.now, consume=False)
@@ -223,7 +223,7 @@ def test_workers_refused_for_a_withdrawn_grant_go_on() -> None:
 
 
 def test_workers_of_an_emptied_segment_go_on() -> None:
-    """Its step stays, and the workers wait for the next one."""
+    """The segment's step stays, but its workers wait for a next step, which must come."""
     table = Table("a", step=3)
     table.apply("a", 1)
     segment = table.hosts["a"][1]

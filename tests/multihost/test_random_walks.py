@@ -1,4 +1,4 @@
-"""Messages, machines, owners and chiefs fail in any order: the world checks all, and rounds go on.
+"""Messages, machines, owners and chiefs fail in any order; rounds stay sound and go on.
 
 Guards shmacc/_multihost: the whole protocol, with parameters and without.
 """
@@ -71,7 +71,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def live_through(walk: AtRandom, seconds: float = 4) -> None:
-    """Let faults strike for a while; then rounds must go on, and all copies get in line."""
+    """Let faults strike for a while; then rounds must go on, and all copies become equal."""
     world = walk.world
     walk.run(seconds)
     walk.run(8, lambda: world.rounds >= 5)  # so that faults strike in several rounds
@@ -88,7 +88,7 @@ def live_through(walk: AtRandom, seconds: float = 4) -> None:
 
 
 def rounds(world: World, number: int) -> Callable[[], bool]:
-    """Return what says whether so many more rounds are over."""
+    """Return a function that says whether `number` more rounds are over."""
     enough = world.rounds + number
     return lambda: world.rounds >= enough
 
@@ -128,7 +128,7 @@ def test_rounds_go_on_while_links_between_hosts_are_cut(pairs: list[tuple[int, i
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("machines", [2, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_processes_that_apply_as_one_contributor_are_told_to_the_chief(
+def test_processes_that_apply_as_one_contributor_are_reported_to_the_chief(
     seed: int, machines: int, *, copies: bool
 ) -> None:
     """A round needs all workers' gradients, and each machine has a worker of each contributor."""
@@ -145,7 +145,7 @@ def test_processes_that_apply_as_one_contributor_are_told_to_the_chief(
 def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
     """If only messages, shards or chiefs are lost, every accepted gradient is in a round.
 
-    Only `advance_step` may drop gradients.
+    Gradients that `advance_step` drops are not counted as lost.
     """
     world = World(workers=3, required=9, copies=False, leaders=1)
     live_through(AtRandom(world, 0, WITHOUT_COPIES[kind]))
@@ -155,7 +155,7 @@ def test_whatever_goes_wrong_rounds_are_sound_and_go_on(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WITH_COPIES)
-def test_whatever_goes_wrong_copies_are_one_line(kind: str) -> None:
+def test_whatever_goes_wrong_all_copies_get_the_same_updates(kind: str) -> None:
     for seed in range(3):
         live_through(AtRandom(World(), seed, WITH_COPIES[kind]))
 
@@ -177,7 +177,7 @@ def test_whatever_goes_wrong_copies_are_one_line(kind: str) -> None:
     derandomize=EXAMPLES == 25,  # CI's run is the same each time; the longer one looks further
     suppress_health_check=list(HealthCheck),
 )
-def test_random_mixtures(
+def test_rounds_and_copies_stay_sound_under_random_mixtures_of_faults(
     seed: int,
     kinds: set[str],
     machines: int,

@@ -33,7 +33,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
-def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
+def test_a_group_of_only_sparse_or_dense_members_is_reduced_as_on_one_host(kind: str) -> None:
     specs = {"a": SPECS["sums"], "b": SPECS["MEAN"]}
     if kind == "dense":
         specs = {"a": SPECS["scalar"], "b": SPECS["large"]}
@@ -59,7 +59,7 @@ def test_a_group_may_have_members_of_one_kind_only(kind: str) -> None:
 def test_reducing_over_hosts_and_shards_equals_one_group(  # noqa: C901, PLR0912
     shards: int, request: pytest.FixtureRequest
 ) -> None:
-    """Members, counts, weights and contributors, to the bit, since sums are exact."""
+    """Members, counts, weights and contributors are equal to the bit, as sums are exact."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
     hosts = [HostGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]
@@ -137,7 +137,7 @@ def test_a_mean_counts_gradients_without_rows_at_the_shard() -> None:
             assert group.apply({"m": ([row], [6.0])}, 0)
             return LocalSegment(group, plan).hold().pieces
 
-    # For each shard a host with a row there.
+    # For each shard, find a host that has a row there.
     pieces = {BatchKey(str(row), 1, 1): pieces_of(row) for row in range(99)}
     keys = [next(key for key in pieces if shard in pieces[key]) for shard in range(2)]
     batches = [Batch(1, 1, members={"m": (1, 1)}, shards=frozenset({shard})) for shard in range(2)]
@@ -167,12 +167,12 @@ def test_a_shard_that_lacks_part_of_a_dense_member_is_refused() -> None:
 
 
 def local(group: HostGroup) -> LocalSegment:
-    """A segment whose sums all go to one shard."""
+    """Return a segment whose sums all go to one shard."""
     return LocalSegment(group, Plan(group.members, 1))
 
 
 def value_of(content: Content, dtype: type[np.generic] = np.float64) -> Any:
-    """Return the sum in a group of one scalar."""
+    """Return the only sum of a group that has one scalar member."""
     [value] = content.pieces[0].columns.values.view(dtype)
     return value
 
@@ -213,7 +213,7 @@ def test_a_reset_to_a_later_step_does_not_undo_a_processs_finish() -> None:
         assert group.running, "begun anew"
 
 
-def test_a_new_forwarder_releases_the_segment_of_a_stopped_one() -> None:
+def test_a_new_forwarder_takes_over_a_segment_that_a_stopped_forwarder_holds() -> None:
     with (
         HostGroup({"m": shmacc.TensorSpec((), "float64")}, "shared") as group,
         HostGroup.attach("shared") as other,
@@ -222,7 +222,7 @@ def test_a_new_forwarder_releases_the_segment_of_a_stopped_one() -> None:
         stopped, new = local(other), local(group)
         stopped.hold()
         assert new.hold().batch.count == 1
-        stopped.release()  # it wakes up when its hold is over
+        stopped.release()  # it continues too late: its hold is over
         assert not group.apply({"m": 1.0}, 0)
         group.unlink()
 

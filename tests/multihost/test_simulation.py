@@ -16,7 +16,7 @@ from shmacc_hosts.memory import BrokenPromiseError, Gradient, Ledger, Segment
 from shmacc_hosts.world import World
 
 SMALL = Scenario(4, workers=4, touched=1_000, rounds=6, compute=0.1)
-FREE = Costs(1e9, 0.0, 0.0, 0.0, 1e15, 1e15, 1e15)  # only the network at 1 GB/s, and the update
+FREE = Costs(1e9, 0.0, 0.0, 0.0, 1e15, 1e15, 1e15)  # only network (1 GB/s) and updates take time
 
 
 def test_the_simulation_uses_the_librarys_protocol() -> None:
@@ -42,14 +42,14 @@ def test_all_hosts_make_the_same_updates() -> None:
 
 
 def test_a_host_with_another_result_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner orders it to get another copy, for which the simulation ends."""
+    """The owner orders the host to get another copy, and the simulation raises."""
     digests = itertools.count(1)
     monkeypatch.setattr(zlib, "crc32", lambda _: next(digests))
     with pytest.raises(RuntimeError, match="ordered at a host"):
         InTime(SMALL).finish()
 
 
-def test_a_job_repeats_by_its_seed() -> None:
+def test_a_job_with_the_same_seed_gives_the_same_figures() -> None:
     one = InTime(SMALL).finish()
     assert one == InTime(SMALL).finish()
     assert one != InTime(dataclasses.replace(SMALL, seed=2)).finish()
@@ -61,8 +61,8 @@ def test_a_job_repeats_by_its_seed() -> None:
 def test_updates_take_as_long_as_computed_by_hand(
     hosts: int, least: int, most: int, *, best: bool
 ) -> None:
-    # At best all that have it send it on, so there are twice as many after each turn, and before
-    # the next turn they check it. Some nodes send it to two at a time if they are chosen by chance.
+    # At best each node that has the update sends it on, so their number doubles in each turn. Nodes
+    # check it between turns. If they are chosen at random, some send it to two nodes at a time.
     scenario = Scenario(hosts, 1, 20_000, rounds=2, shared=best, costs=FREE)
     cost, rows = InTime(scenario).finish(), scenario.update
     update = cost.update
@@ -85,14 +85,14 @@ def test_the_chiefs_node_sends_what_is_computed_by_hand(copies: int, *, updates:
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_small_round_with_its_update_takes_ten_messages_on_two_nodes(workers: int) -> None:
-    # Each node tells its count, its batch, that it has got the update, and that it has made it; but
-    # on its own node the chief has checked it. The chief asks, has an update, and leaves.
+    # Each node reports its count, its batch, that it has got the update, and that it has made it.
+    # The chief's node skips the third report. The chief asks, updates, and leaves.
     small = Scenario(2, workers, touched=50, rounds=6, compute=0.05, spread=0.0)
     assert InTime(small).finish().calls == 4 + 3 + 3
     assert InTime(dataclasses.replace(small, updates=False)).finish().calls == 2 * 2 + 2
 
 
-def test_messages_are_those_computed_by_hand() -> None:
+def test_large_messages_take_as_long_as_computed_by_hand() -> None:
     # 100 MB at 1 GB/s, with a latency of 1 ms; two transfers to one host are not parallel.
     job = InTime(Scenario(3))
     network = Network(job.world, 3, 1e9, 1e-3)
@@ -144,5 +144,5 @@ def test_a_simulation_beyond_its_time_limit_raises() -> None:
 
 
 def test_a_lost_host_of_300_is_noticed_after_six_seconds() -> None:
-    timing = Timing()  # docs/many-hosts.md
+    timing = Timing()  # as docs/many-hosts.md says
     assert [timing.patience(timing.pace(hosts)) for hosts in (50, 300)] == [timing.lease, 6.0]

@@ -23,7 +23,7 @@ def test_a_restarted_forwarder_goes_on_with_the_segment() -> None:
 
 @pytest.mark.parametrize("dies", ["before", "granted", "held", "shipped", "missing"])
 def test_a_round_waits_for_a_restarted_forwarders_segment(dies: str) -> None:
-    """The others have too few gradients without it, but no step is void."""
+    """The other host alone has too few gradients, but the step does not become void."""
     table = with_a_gradient_each("a", "b")
     _, segment = table.hosts["a"]
     if dies != "before":
@@ -143,7 +143,7 @@ def test_a_restarted_owner_refuses_rounds_until_a_step_is_set() -> None:
 
 
 def test_a_restarted_owner_reports_no_step_until_one_is_set() -> None:
-    """But it reports the end of a run at once: no step follows that."""
+    """But it reports the end of a run at once, since no step follows it."""
     owner = OwnerCore(2, None, TIMING)
     assert owner.step_past(-1, 0.0) == NotReady()
     owner.set_global_step(3, "set", 0.0)
@@ -180,7 +180,7 @@ def test_an_owner_whose_clock_is_behind_goes_on_in_a_later_term() -> None:
     table.apply("a", 1)
     table.settle()
     table.owner = OwnerCore(2, None, TIMING)
-    table.add("b", table.hosts["b"][1])  # enrolled before anybody has said what the last term was
+    table.add("b", table.hosts["b"][1])  # b enrols before the owner knows the last term
     table.owner.set_global_step(0, "set", table.now)
     table.settle()
     assert table.apply("b", 2)
@@ -206,7 +206,7 @@ def test_a_batch_for_an_earlier_owners_grant_does_not_count() -> None:
     assert isinstance(table.ask(1), Waiting)
 
 
-def test_every_segment_is_finished_and_no_round_is_opened() -> None:
+def test_a_finish_ends_every_segment_and_opens_no_more_rounds() -> None:
     table = with_a_gradient_each("a", "b")
     assert isinstance(table.ask(3), Waiting)
     table.owner.finish(table.now)
@@ -231,7 +231,7 @@ def test_a_finish_waits_for_the_end_of_an_open_block() -> None:
     assert isinstance(table.ask(1, "u"), Finished)
 
 
-def test_a_grant_that_has_not_become_a_block_is_withdrawn() -> None:
+def test_a_finish_withdraws_a_grant_that_has_not_become_a_block() -> None:
     table = with_a_gradient_each("a", "b")
     table.ask(2)
     assert table.owner.counters.grants == 1
@@ -282,7 +282,7 @@ def test_a_restarted_forwarder_leaves_a_finished_segment_as_it_is() -> None:
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_process_ends_the_run_while_its_forwarder_is_dead(step: int) -> None:
-    """The next forwarder knows no fence, and a reset may be on its way to it."""
+    """The next forwarder knows no fence, and an order to reset may be on its way."""
     table = with_a_gradient_each("a", "b")
     segment = table.hosts["a"][1]
     segment.finished = True

@@ -1,7 +1,7 @@
 """All processes of a cluster die, and it is started again with what its machines have in memory.
 
-A program, run by test_clusters_of_their_own.py. One machine has an older copy of the parameters
-than the others, and the next chief is there; another one has lost its memory.
+A program, run by test_clusters_of_their_own.py. One machine has an older copy of the parameters,
+and the next chief runs on that machine; another machine has lost its memory.
 """
 
 import os
@@ -19,7 +19,7 @@ import shmacc.ray
 
 
 def train(folder: Path) -> tuple[str, int]:
-    """Train until the last two machines differ; return the run, and the newest copy's updates."""
+    """Train until machine 1 is behind, and crash; return the run and the newest copy's updates."""
     nodes = Nodes()
     training = Replicated(nodes, "again", folder)
     with nodes.on(0):

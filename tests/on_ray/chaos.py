@@ -20,15 +20,15 @@ import shmacc.ray
 TIMING = shmacc.ray.Timing(lease=2.0, grace=0.5, chief_lease=4.0)
 FROZEN = TIMING.lease + 1.0
 BLOCK = TIMING.chief_lease + 2.0
-_LONG_BLOCK = 90.0  # of a long soak
+_LONG_BLOCK = 90.0  # seconds of a block in a long soak
 _LONG_SOAK = 300.0
 
 
 class Chaos:
-    """The trainings, and the strikes. The fourth node is the one that is replaced.
+    """Two trainings, and strikes against their parts. Only the fourth node is ever replaced.
 
-    Of eight workers, two are on each of the four nodes; the group of many members has one on each.
-    After a strike of each kind it goes on at random for some `seconds`.
+    The first training has two workers on each of four nodes, the one with many members has one.
+    After one strike of each kind, random strikes follow for `seconds`.
     """
 
     def __init__(self, nodes: Nodes, folder: Path, seconds: float = 0.0) -> None:
@@ -82,7 +82,7 @@ class Chaos:
 
     @contextlib.contextmanager
     def _trained(self) -> Iterator[None]:
-        """Let the trainings go on meanwhile; their exceptions come first."""
+        """Let the trainings run in the block; raise their exceptions rather than the block's."""
         for training in self.trainings:
             training.start()
         try:
@@ -92,7 +92,7 @@ class Chaos:
                 for training in self.trainings:
                     all_of_them.callback(training.stop)
 
-    # Who is struck
+    # Targets of the strikes
 
     def _homes(self, ranks: int) -> dict[int, int]:
         return {rank: self.extra if rank % 4 == 3 else rank % 4 for rank in range(ranks)}
@@ -133,7 +133,7 @@ class Chaos:
         strike(pid)
 
     def _stop_chief(self) -> None:
-        """Stop a chief in its block until the other one has had a round of the same step."""
+        """Stop a chief in its block until the other chief has ended a round of that step."""
         training = self._training()
         step, _ = self.chief.enter(training.name, training.required)
         with self.chief.stopped():
@@ -141,7 +141,7 @@ class Chaos:
         assert "ended before its block" in self.chief.leave()
 
     def _have_a_long_block(self) -> None:
-        """Keep a round open for longer than the lease, by heartbeats, while other parts fail."""
+        """Let the next block last longer than the lease, kept open by heartbeats."""
         is_long = self._seconds >= _LONG_SOAK and self.happened["long blocks begun"]
         self.many.block = _LONG_BLOCK if is_long else BLOCK
 

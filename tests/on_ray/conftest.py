@@ -11,7 +11,7 @@ from on_ray.nodes import Nodes
 
 @pytest.fixture(scope="session")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    # Ray puts the current folder into its workers' path: in the checkout, the bare source.
+    # Ray puts the current folder into its workers' path; the checkout has unbuilt source only.
     before = os.getcwd()  # noqa: PTH109
     os.chdir(tmp_path_factory.mktemp("ray"))
     try:
@@ -35,7 +35,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def on_the_chiefs_node(request: pytest.FixtureRequest, namespace: str) -> Iterator[None]:  # noqa: ARG001
     """Run a test that uses `nodes` in the namespace of the chief's node.
 
-    The test gives back the three nodes that it found.
+    Afterwards the three nodes must still be alive.
     """
     if "nodes" not in request.fixturenames:
         yield

@@ -1,6 +1,6 @@
 """Rounds go on while Ray's head is killed and started again.
 
-A program, run by test_clusters_of_their_own.py, with its own cluster, since the head keeps its
+test_clusters_of_their_own.py runs it as a program with its own cluster, whose head stores its
 state. It writes a line of JSON.
 """
 
@@ -60,8 +60,8 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
         os.kill(host, signal.SIGKILL)
         found["a node's actor killed meanwhile"] = rounds(training, 10, 4)
         assert len(group.stats(timeout=10)) == 2
-        # This process has not looked up the actors of the group "beside" yet. Ray remembers those
-        # that it has looked up, and finds them without its head.
+        # This process has not looked up the actors of the group "beside" yet. Ray finds the actors
+        # that it has looked up before even without its head.
         found["attach late"] = ends_late(
             lambda: shmacc.ray.AccumulatorGroup.attach("beside", timeout=SECONDS)
         )
@@ -85,7 +85,7 @@ def live(nodes: Nodes, training: Training) -> dict[str, Any]:
 
 
 def late_is_there(group: shmacc.ray.AccumulatorGroup, node: str) -> bool:
-    """Whether a node that joined late takes part."""
+    """Return whether a node that joined late takes part."""
     hosts = group.hosts()
     return node in hosts and hosts[node].alive
 

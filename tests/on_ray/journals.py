@@ -23,7 +23,7 @@ MEMBERS = {
 
 
 def many_members(number: int) -> dict[str, shmacc.TensorSpec | shmacc.IndexedSlicesSpec]:
-    """Return members, most of which each gradient leaves out."""
+    """Return `number` members; each gradient leaves out most of them."""
     spec = shmacc.TensorSpec((3,), "float32")
     return MEMBERS | {f"other {i}": spec for i in range(number - len(MEMBERS))}
 
@@ -66,8 +66,8 @@ class Journals:
     """Workers of a group, the journals that they write, and the rounds that were taken.
 
     The group's owner is at `step`. The group has `others` members beyond MEMBERS; each gradient
-    has one of these. If the group has parameters, of the name `copies`, workers write down which
-    update of them each gradient is computed from.
+    has one of these. If the group has parameters, named `copies`, workers write down from which
+    update of the parameters they compute each gradient.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Journals:
     ) -> None:
         self.nodes, self.name, self.folder, self.others = nodes, name, folder, others
         self._copies = [copies] if copies else []
-        self.begun = step  # the owner's, before any worker was started
+        self.begun = step  # the owner's step before any worker was started
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self.lives: dict[int, int] = {}
         self.homes: dict[int, int] = {}
@@ -99,7 +99,7 @@ class Journals:
             self.kill(rank)
 
     def log(self, what: str) -> dict[int, int]:
-        """The step of each gradient that was applied, or accepted; or that of its parameters."""
+        """Return each gradient's step in lines of kind `what` ("from": its parameters' step)."""
         found: dict[int, int] = {}
         for path in self.folder.glob("*.log"):
             for line in path.read_text().splitlines():
@@ -109,7 +109,7 @@ class Journals:
         return found
 
     def enter(self, taken: Any, required: int, copy: int | None = None) -> None:
-        """Check a round against the journals, and that all of it is computed from this update."""
+        """Check a round against the journals: its gradients are computed from the update `copy`."""
         rows = taken["rows"]
         own = rows.indices[rows.indices < 10**9]
         counts = rows.row_counts[rows.indices < 10**9]
@@ -145,11 +145,10 @@ class Journals:
     def lost(self) -> list[int]:
         """Return the gradients of past steps that were accepted and are in no round.
 
-        A host follows `advance_step` a moment later than the owner. A worker that starts in that
-        moment has its first gradient accepted at the step that the owner has left already, and the
-        gradient is dropped with that step: so steps before that of the owner are left out. (Without
-        this, the journals once had one such gradient. The core's tests make that moment as long as
-        they like, and show that nothing else is lost.)
+        Steps before `begun` are left out: a host follows `advance_step` a moment later than the
+        owner. If a worker starts in that moment, its first gradient is accepted at the old step and
+        dropped with it. (The journals once had such a gradient. The core's tests make that moment
+        long, and show that nothing else is lost.)
         """
         last = max(self.consumed.values(), default=-1)
         accepted = self.log("accepted").items()

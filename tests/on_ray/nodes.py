@@ -28,10 +28,10 @@ _STORE = 150 << 20
 
 
 class Nodes:
-    """The cluster: nodes whose segments do not see each other's.
+    """A cluster whose nodes do not see each other's segments.
 
-    Without `wires`, a network with a namespace for each, they are at 127.0.0.2 and on. Without
-    `storage` Ray's head cannot be started again. The machines may be those of an earlier `run`.
+    `wires` gives each node a network namespace; without it nodes are at 127.0.0.2, 127.0.0.3, ...
+    Without `storage` Ray's head cannot be restarted. With an earlier `run` its memory is kept.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Nodes:
             )
 
     def remove(self, number: int) -> None:
-        """Have a machine die: all its processes, without a farewell, and what it had in memory."""
+        """Let a machine die: kill all its processes, and remove what it had in memory."""
         self._end(number, ())
         self._lose_memory(number)
 
     @contextlib.contextmanager
     def gone(self, number: int, *workers: int) -> Iterator[None]:
-        """Have a machine die, but not these processes; after the block another is in its place."""
+        """Let a machine die, but not these processes; after the block another one replaces it."""
         with self.without_ray(number, *workers):
             self._lose_memory(number)
             yield
@@ -117,7 +117,7 @@ class Nodes:
             self.nodes[number] = self._start(number)
 
     def _end(self, number: int, workers: tuple[int, ...]) -> None:
-        """End all but these: Ray's workers are not its raylet's children, and would go on."""
+        """Kill all processes but `workers`, also those of Ray that would outlive its raylet."""
         self.cluster.remove_node(self.nodes[number], allow_graceful=False)
         for process in set(self._processes(number)) - set(workers):
             with contextlib.suppress(ProcessLookupError):
@@ -126,7 +126,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def headless(self) -> Iterator[None]:
-        """Keep Ray's head away in the block: its server is killed, then started again."""
+        """Kill the server of Ray's head for the block, and start it again afterwards."""
         assert self.storage is not None
         self.nodes[0].kill_gcs_server()
         try:
@@ -141,7 +141,7 @@ class Nodes:
             yield
 
     def crash(self) -> None:
-        """Have all machines' processes die, Ray's and others, but not what they have in memory."""
+        """Kill all processes of all machines, Ray's and others; what is in memory stays."""
         ray.shutdown()
         processes = [each for n in range(len(self.nodes)) for each in self._processes(n)]
         self.cluster.shutdown()
@@ -150,7 +150,7 @@ class Nodes:
                 os.kill(process, signal.SIGKILL)
 
     def _processes(self, number: int) -> list[int]:
-        variable = rf"SHMACC_NAMESPACE={self.namespace(number)}[.\0]".encode()  # or of a run there
+        variable = rf"SHMACC_NAMESPACE={self.namespace(number)}[.\0]".encode()  # or of its runs
         found = []
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it has ended
@@ -162,7 +162,7 @@ class Nodes:
         return str(self.nodes[number].node_id)
 
     def shown(self, *numbers: int) -> str:
-        """How messages name nodes, as a pattern."""
+        """Return a pattern for the names of these nodes in messages."""
         ids = sorted(map(self.id, numbers))
         return re.escape(", ".join(f"{socket.gethostname()} ({each[:8]})" for each in ids))
 
@@ -175,7 +175,7 @@ class Nodes:
 
 
 def pid_of(part: str) -> int | None:
-    """Return the process of an actor; None while it is made again."""
+    """Return the pid of an actor; None while the actor is started again."""
     try:
         actor = find_actor(part)
         if actor is None:
@@ -186,7 +186,7 @@ def pid_of(part: str) -> int | None:
 
 
 def kill(part: str) -> None:
-    """Kill an actor's process; the rest is up to Ray."""
+    """Kill an actor's process; Ray may start the actor again."""
     pid = pid_of(part)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

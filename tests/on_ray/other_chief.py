@@ -36,7 +36,7 @@ for line in iter(sys.stdin.readline, ""):
 
 
 class OtherChief:
-    """The process; it is on the first node, and takes rounds when it is asked to."""
+    """A chief's process on the first node, which takes rounds when it is asked to."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._process = subprocess.Popen(
@@ -49,7 +49,7 @@ class OtherChief:
         )
 
     def enter(self, name: str, required: int) -> tuple[int, set[int]]:
-        """Let it enter a round; return its step, and the gradients in it."""
+        """Let the other chief enter a round; return the round's step and gradients."""
         end = time.monotonic() + _PATIENCE
         while True:
             self._say(f"{name} {required}")

@@ -1,7 +1,7 @@
 """A training whose parameters have a copy on every node: chief and workers are processes.
 
-Every gradient is of integers and depends on its worker alone. So whatever dies, the parameters are
-those of one host after as many updates, to the bit.
+Every gradient has whole numbers and depends on its worker alone. So, whatever dies, the parameters
+equal those of one host after the same number of updates, to the bit.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ TIMING = shmacc.ray.Timing(lease=2.0, grace=0.5, chief_lease=4.0)
 
 
 def gradient(rank: int) -> dict[str, Any]:
-    """What a worker applies at every step."""
+    """Return what a worker applies at every step."""
     rows = np.array([rank, 10 + rank, 30])
     return {
         "dense": np.full((4, 3), 1.0 + rank, np.float32),
@@ -81,7 +81,7 @@ def gradient(rank: int) -> dict[str, Any]:
 
 
 def on_one_host(updates: int, ranks: int) -> dict[str, Any]:
-    """Return the state after so many updates of one host."""
+    """Return the state of one host after `updates` updates."""
     with (
         shmacc.Parameters(CONTENTS, optimizer=OPTIMIZERS) as params,
         shmacc.AccumulatorGroup(params.member_specs(sparse=["sparse"])) as group,
@@ -97,7 +97,7 @@ def on_one_host(updates: int, ranks: int) -> dict[str, Any]:
 class Replicated:
     """The training: a chief that is started again whenever it ends, and workers on nodes.
 
-    A subclass may have other programs.
+    A subclass may have other programs for chief and workers.
     """
 
     programs = _CHIEF, _WORKER
@@ -162,7 +162,7 @@ class Replicated:
         return found
 
     def check(self, nodes: Iterable[int] = range(3)) -> int:
-        """Compare all copies with those of one host; return how many updates they have."""
+        """Compare all copies with the state of one host; return how many updates they have."""
         states = self.states(nodes)
         updates = int(states[0]["updates"][0])
         wanted = on_one_host(updates, self.ranks)

@@ -33,7 +33,7 @@ while group.running:
 
 
 def main() -> None:
-    """Fill memory, put objects, take; then have no room for parameters, nor for a run."""
+    """Fill memory, put objects, take rounds; then check that parameters and a run lack room."""
     enter_own_shm(420 * MIB)
     ray.init(
         address="local",  # and not a cluster that another job has on this machine
@@ -60,7 +60,7 @@ def main() -> None:
     big = {"big": np.zeros(150 * MIB // 4, np.float32)}
     with shmacc.ray.Parameters(
         big, "big", optimizer=shmacc.optim.SGD(1.0), unlink_on_close=True
-    ) as params:  # one more of them, in Ray's store, has room, but not a third
+    ) as params:  # Ray's store has room for a second copy, but not for a third
         try:
             shmacc.ray.AccumulatorGroup(params.member_specs(), "big.group")
         except shmacc.errors.ResourceExhaustedError as error:

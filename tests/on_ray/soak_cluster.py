@@ -1,7 +1,7 @@
-"""A long run of the chaos, on a cluster whose links can be cut and whose head can be restarted.
+"""A long run of chaos.py, on a cluster whose links can be cut and whose head can be restarted.
 
-A program that test_chaos.py runs, because Ray connects a process once, and here from a network
-namespace. Its arguments are the seconds, and why links cannot be cut, if so.
+test_chaos.py runs it as a program: a process can connect to Ray only once, and this one does so
+from a network namespace. Its arguments: the seconds, and why links cannot be cut ("": they can).
 """
 
 import os

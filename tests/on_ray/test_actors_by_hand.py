@@ -1,4 +1,4 @@
-"""Actors whose methods the tests call: to hit moments that are too short to hit from outside."""
+"""Tests call the actors' methods, to hit moments that are too short to hit from outside."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def test_an_actor_that_ends_before_it_serves_makes_nothing(nodes: Nodes) -> None
 def test_an_actor_that_ends_before_it_serves_removes_what_its_group_has_made_there(
     nodes: Nodes,
 ) -> None:
-    """An earlier actor of the group has made it. What another group has made stays."""
+    """An earlier actor of the group made the segment. A segment of another group stays."""
     options = {"mode": None, "owners": "mine"}
     config = Config("begun", dict(MEMBERS), "MEAN", options, 1, None, Timing(), 1)
     for number, stays in (2, True), (1, False):
@@ -78,7 +78,7 @@ def test_a_finished_segment_of_an_earlier_run_starts_again(nodes: Nodes) -> None
 
 
 def test_a_finish_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: Nodes) -> None:
-    """The copy may take long, and the order to begin the step again has arrived."""
+    """The copy may take long; meanwhile the order to begin the step again has arrived."""
     options = {"mode": None, "owners": "mine"}
     config = Config("ended", dict(MEMBERS), "MEAN", options, 1, None, Timing(), 1)
     shared = Shared(config, nodes.id(0), Mock())
@@ -109,8 +109,8 @@ def test_a_finish_while_a_chief_gets_its_copy_is_not_undone_by_a_reset(nodes: No
         memory.end()
 
 
-def test_an_error_of_ray_is_no_refusal_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node that is just being removed does not get the change; the other ones make it."""
+def test_an_error_of_ray_does_not_refuse_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is being removed does not get the change; the other nodes make it."""
 
     def reset(*_: object, **__: object) -> None:
         raise ConnectionResetError
@@ -155,7 +155,7 @@ class _Shard:
 def test_a_reduction_made_ahead_is_used_only_if_it_fits_the_round(
     nodes: Nodes,
 ) -> None:
-    """With pieces of the last round's hosts, a shard reduces before it is told to."""
+    """A shard reduces as soon as it has the pieces of all hosts of the last round."""
     shard = _Shard(nodes)
     for number in range(2):  # the first round says which hosts there are
         members = shard.stage(number, "a", 1, 3, 5), shard.stage(number, "b", 1, 1, 5)
@@ -176,7 +176,7 @@ def test_a_reduction_made_ahead_is_used_only_if_it_fits_the_round(
 
 
 class _CountingCore(OwnerCore):
-    """Counts how often it is asked for changes."""
+    """Counts the calls of `has_news`."""
 
     looks = 0
 

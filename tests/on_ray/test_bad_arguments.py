@@ -43,7 +43,7 @@ def test_a_bad_argument_is_refused_before_anything_is_made(
 
 
 @pytest.mark.parametrize("bad", [{"lease": 0}, {"heartbeat": "2"}, {"grace": float("inf")}])
-def test_a_timing_has_positive_numbers(bad: dict[str, Any]) -> None:
+def test_a_timing_without_positive_finite_numbers_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(bad))):
         Timing(**bad)
 

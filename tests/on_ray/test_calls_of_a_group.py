@@ -50,7 +50,7 @@ def group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: ARG00
 def local(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> Iterator[list[shmacc.AccumulatorGroup]]:
-    """The hosts' segments, empty, at the owner's step."""
+    """Yield the hosts' segments, empty and at the owner's step."""
     step = group.global_step + 1
     group.advance_step(step)
     made = []
@@ -137,7 +137,7 @@ def test_cancel_ends_the_waits_of_all_chiefs(group: shmacc.ray.AccumulatorGroup)
         group.take(9, timeout=0.2)
 
 
-def test_a_chief_follows_the_step(
+def test_wait_step_returns_the_next_step_or_raises_at_its_timeout(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
     step = group.global_step
@@ -163,7 +163,7 @@ def test_a_group_is_found_by_its_name_and_by_its_pickle(
     def ask(given: shmacc.ray.AccumulatorGroup) -> tuple[int, str]:
         return given.global_step, repr(given)
 
-    # Ray unpickles it in the thread that reads arguments: a call of Ray there would never end.
+    # Ray unpickles the group in a thread where a call of Ray would never end.
     asked = ray.remote(num_cpus=0)(ask).remote(group)
     assert ray.get(asked, timeout=50) == (group.global_step, repr(group))
     gone = shmacc.ray.AccumulatorGroup.attach("asked")
@@ -214,7 +214,7 @@ def test_a_close_in_the_block_gives_the_round_up_and_the_group_can_be_removed(
 
 
 def test_a_wait_longer_than_the_chiefs_lease_goes_on(nodes: Nodes) -> None:
-    """Tried several times: on a busy machine this process may be silent for longer."""
+    """The test tries several times: a busy machine may silence this process for longer."""
     members, timing = {"m": shmacc.TensorSpec((), "float64")}, shmacc.ray.Timing(chief_lease=0.8)
 
     def goes_on() -> bool:
@@ -245,7 +245,7 @@ def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     assert OPEN == {}
 
 
-def test_stats_are_of_each_segment(
+def test_stats_are_given_for_each_hosts_segment(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
     assert local[1].apply(gradient(1), group.global_step)
@@ -285,7 +285,7 @@ def test_the_death_of_a_worker_on_any_host_ends_a_wait_with_on_death(
     assert isinstance(error, WorkerDiedError)
     assert (error.pids, error.contributors) == ((worker.pid,), (7,))
     assert re.search(nodes.shown(2), str(error))
-    with pytest.raises(DeadlineExceededError):  # a death is told once
+    with pytest.raises(DeadlineExceededError):  # a death is reported once
         group.take(2, timeout=1, on_death="raise")
     assert local[0].apply(gradient(1), group.global_step, contributor=1)
     taken = group.take(2, timeout=60, on_death="raise")
@@ -320,7 +320,7 @@ def test_the_chief_is_told_why_a_worker_of_another_host_has_failed(
     assert group.take(2, timeout=60, on_death="raise").contributors.tolist() == [1, 7]
 
 
-def test_a_forwarders_work_is_shown_on_its_host(
+def test_shmacc_inspect_shows_a_forwarders_work_on_its_host(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
     def shown(node: int) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Parts of a cluster fail one after the other; rounds go on, and no gradient is lost or doubled.
 
-pytest does one failure of each kind. `make soak-ray` goes on at random for SOAK_SECONDS, on its own
-cluster, whose links can be cut and whose head can be restarted.
+pytest runs one failure of each kind. `make soak-ray` then goes on at random for SOAK_SECONDS, on a
+cluster of its own, whose links can be cut and whose head can be restarted.
 """
 
 import os
@@ -50,6 +50,7 @@ def test_a_chief_that_is_stopped_in_its_block_loses_its_round(chaos: Chaos) -> N
 
 @pytest.mark.skipif(SECONDS == 0, reason="takes SOAK_SECONDS: `make soak-ray`")
 def test_soak() -> None:
+    """Rounds go on through random failures for SOAK_SECONDS."""
     links = [] if (reason := why_not()) else as_root()
     made = subprocess.run(
         [*links, sys.executable, "-P", PROGRAM, str(SECONDS), reason or ""], check=False

@@ -12,13 +12,13 @@ from helpers.apart import needs_own_shm
 from on_ray.wires import as_root, why_not
 
 HERE = Path(__file__).parent
-SLACK = 8.0  # what a busy machine may add
-SOON = 2.8  # how late a call may end whose waits have one deadline, a second after its timeout
+SLACK = 8.0  # seconds that a busy machine may add
+SOON = 2.8  # seconds by which a call may be late: its waits end a second after its timeout
 REASON = why_not()
 
 
 def run(program: str, *before: str, first: str = "", **more: Any) -> dict[str, Any]:
-    """Run a program; return the figures in its line of JSON, which starts with this key."""
+    """Run a program; return the figures in its line of JSON, whose first key is `first`."""
     done = subprocess.run(
         [*before, sys.executable, "-P", HERE / program],
         capture_output=True,
@@ -34,12 +34,12 @@ def run(program: str, *before: str, first: str = "", **more: Any) -> dict[str, A
 
 def test_rounds_go_on_while_rays_head_is_started_again() -> None:
     figures = run("head_cluster.py", first="all there")
-    # The head stays away until these rounds are over. In the first one the chief asks it in vain.
+    # The head stays away until these rounds are over. In the first round the chief needs it.
     assert figures["head away"] < SLACK
     assert figures["a node's actor killed meanwhile"] < SLACK
     for call in "attach", "stats", "snapshot", "contributors", "take", "step":
         assert figures[f"{call} late"] < SOON
-    # If the actor dies right after its batch became a member, later gradients are lost.
+    # If the actor dies right after its batch was added to a round, later gradients are lost.
     assert figures["lost"] <= 2
 
 
@@ -52,7 +52,7 @@ def test_rounds_are_sound_and_go_on_with_delay_and_loss_between_nodes() -> None:
     assert lost > 0
     assert figures["counters"]["lost_hosts"] >= 1
     assert figures["a round while two nodes are cut off from each other"] < SLACK
-    # If an actor dies right after its batch became a member, later gradients are lost.
+    # If an actor dies right after its batch was added to a round, later gradients are lost.
     assert figures["lost to hosts' actors"] <= 6
     # The last gradients of lost hosts, and the gradients of a void step.
     assert figures["lost to links"] <= 6

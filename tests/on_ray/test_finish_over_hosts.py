@@ -1,4 +1,4 @@
-"""The end of a run reaches the workers of all hosts, and all that wait at the owner."""
+"""The end of a run reaches the workers of all hosts, and all calls that wait at the owner."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A group over the nodes of a Ray cluster is one group, for workers and for chiefs."""
+"""A group over the nodes of a Ray cluster acts as one group, for workers and for chiefs."""
 
 import contextlib
 import re
@@ -28,7 +28,7 @@ from shmacc.errors import (
 from shmacc.ray import _making
 from shmacc.ray._head import living_nodes
 
-# Deaths are noticed early, and a chief that was killed soon forgotten.
+# Deaths are noticed early, and the owner soon gives up a killed chief's round.
 QUICK = shmacc.ray.Timing(lease=3.0, grace=1.0, chief_lease=4.0)
 RANKS = 6
 
@@ -42,7 +42,7 @@ def one_group(nodes: Nodes) -> Iterator[shmacc.ray.AccumulatorGroup]:  # noqa: A
 
 @pytest.fixture
 def group(one_group: shmacc.ray.AccumulatorGroup) -> shmacc.ray.AccumulatorGroup:
-    """The group, without an earlier test's gradients; its owner may have no step."""
+    """Return the group without gradients of earlier tests, even if its owner has no step."""
     try:
         step = one_group.global_step
     except FailedPreconditionError:
@@ -84,7 +84,7 @@ def test_rounds_have_each_gradient_once_and_whole(
 
 
 def test_the_reduction_equals_one_group(nodes: Nodes) -> None:
-    """Gradients go in through one host's segment: more than Ray sends within a message."""
+    """One host's segment gets all gradients, more than Ray sends within one message."""
     members = {
         "table": shmacc.IndexedSlicesSpec((10**6, 8), "float32"),
         "half": shmacc.TensorSpec((300, 100), "float16", reduction_type="CMEAN"),
@@ -167,13 +167,13 @@ def test_workers_and_host_actors_are_killed_and_no_gradient_is_lost(
     rounds(group, journals, 2)
     for number in range(3):
         journals.kill(number)
-        journals.start(number, number)  # on the same host, so its number is in the round once
+        journals.start(number, number)  # on the same host, so its contributor counts once
         rounds(group, journals, 2)
     assert journals.lost() == []
     for number in range(3):
         kill(f"model/host {nodes.id(number)}")
         rounds(group, journals, 2)
-    # If a forwarder dies right after its batch became a member, later gradients are lost.
+    # If a forwarder dies right after its batch was added to a round, later gradients are lost.
     assert len(journals.lost()) <= RANKS
 
 
@@ -199,7 +199,7 @@ def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
 def test_unlink_removes_the_names_of_a_node_whose_actor_is_started_again(
     nodes: Nodes, *, is_there: bool
 ) -> None:
-    """This process knows the dead actor only."""
+    """This process knows only the dead actor."""
     group = shmacc.ray.AccumulatorGroup(MEMBERS, "remade")
     assert len(group.stats()) >= 3
     part = f"remade/host {nodes.id(1)}"
@@ -267,7 +267,7 @@ def test_a_contributor_on_two_hosts_ends_the_round_with_an_error_that_names_both
 
 def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes: Nodes) -> None:
     """The dead node has a shard, which moves to another node."""
-    wait_for(lambda: len(living_nodes(None)) == 3, 120)  # without the dead ones of other tests
+    wait_for(lambda: len(living_nodes(None)) == 3, 120)  # without dead nodes of other tests
     late = nodes.add()
     rows = {"m": shmacc.IndexedSlicesSpec((1000,), "float32")}
     with (
@@ -281,7 +281,7 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
         nodes.remove(late)
         assert group.take(1, timeout=120)["m"].values.tolist() == [1.0] * 1000
         assert nodes.id(late) in living_nodes(None), "Ray has not seen it yet"
-    # So a new group waits for a segment of that node, until Ray sees that it is dead.
+    # So a new group waits for that node's segment until Ray sees that the node is dead.
     members = {"m": shmacc.TensorSpec((), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "beside", unlink_on_close=True) as group:
         alive = {host for host, state in group.hosts().items() if state.alive}
@@ -292,7 +292,7 @@ def test_a_dead_node_delays_rounds_by_its_lease_and_not_until_ray_sees_it(nodes:
 def test_an_owner_that_died_refuses_rounds_until_the_step_is_set(
     group: shmacc.ray.AccumulatorGroup, journals: Journals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All calls that need the step raise, also one that waits then; other calls go on."""
+    """All calls that need the step raise, even a wait that has begun; other calls go on."""
     step = group.global_step
     rounds(group, journals, 2)
     calls: list[Callable[[], object]] = [
@@ -363,7 +363,7 @@ def test_a_new_step_ends_a_block(group: shmacc.ray.AccumulatorGroup, journals: J
 
 
 @pytest.mark.usefixtures("group", "journals")
-def test_chiefs_wait_in_the_queue() -> None:
+def test_two_chiefs_have_their_blocks_in_turn() -> None:
     steps = []
 
     def lead() -> None:

@@ -25,7 +25,7 @@ MANIFESTS = ("rayjob.yaml", "networkpolicy.yaml")
 BIN = Path(sys.executable).parent
 
 
-# What the Kubernetes API and KubeRay's reference name, of what the files need.
+# The fields that the files need, as named by the Kubernetes API and KubeRay's reference.
 PODS = (
     r"template\.(metadata\.labels\..+|spec\.(automountServiceAccountToken|shareProcessNamespace"
     r"|volumes\.(name|emptyDir\.(medium|sizeLimit))|containers\.(name|image|workingDir|command|args"
@@ -103,7 +103,7 @@ def test_containers_of_a_pod_share_memory_and_names_and_only_ray_has_the_token()
 
 
 def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
-    """A full /dev/shm is then a worker's error, and no bus error of the node's Ray."""
+    """A full /dev/shm is then an error of a worker, not a bus error in the node's Ray."""
     setting = "RAY_preallocate_plasma_memory"
     spec = manifest("rayjob.yaml")["spec"]["rayClusterSpec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
@@ -123,7 +123,7 @@ def test_ray_takes_its_part_of_shared_memory_before_segments_can() -> None:
     assert f"export {setting}=1\n" in before
 
 
-def test_the_manifest_starts_a_chief_that_failed_again(tmp_path: Path) -> None:
+def test_the_manifest_restarts_a_chief_that_failed(tmp_path: Path) -> None:
     fails_twice = tmp_path / "python"
     fails_twice.write_text('#!/bin/bash\necho "$@" >>runs\n(($(wc -l <runs) == 3))\n')
     fails_twice.chmod(0o755)
@@ -144,7 +144,7 @@ def test_the_page_links_to_the_files(name: str) -> None:
     assert f"(examples/ray/{name})" in page
 
 
-# What srun does on an allocation of one node: tasks that are told apart by their number.
+# Like srun on an allocation of one node: it starts tasks that differ by their number.
 _SRUN = """#!/bin/bash
 tasks=1
 while [[ $1 == --* ]]; do
@@ -158,7 +158,7 @@ wait
 
 
 class Job:
-    """The script, in a folder of its own and on an allocation of one node: this machine."""
+    """Runs slurm.sh in a folder of its own, on an allocation of one node: this machine."""
 
     def __init__(self, folder: Path, chief: str, steps: int) -> None:
         self.folder, self.number = folder, random.randrange(10**6, 10**7)

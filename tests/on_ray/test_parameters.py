@@ -79,7 +79,7 @@ def test_a_node_that_is_silent_gets_the_copy_of_another_one(training: Replicated
     wait_for(lambda: training.step_on(0) >= 3)
     pid = pid_of(f"{training.name}/host {training.nodes.id(2)}")
     assert pid is not None
-    training.move((2, 5), 0)  # workers of that node go on at another one
+    training.move((2, 5), 0)  # the workers of node 2 go on at another node
     with stopped(pid):
         before = training.step_on(0)
         wait_for(lambda: training.step_on(0) >= before + 3, 60)
@@ -93,7 +93,7 @@ def test_a_node_that_is_silent_gets_the_copy_of_another_one(training: Replicated
 
 
 def test_a_machine_on_which_ray_is_started_again_gets_the_newer_copy(training: Replicated) -> None:
-    """The machine has a copy of an earlier step; with it its workers see no later step."""
+    """The machine has an older copy, and its workers see no later step before a later copy."""
     training.start_workers()
     training.start_chief(10**6)
     wait_for(lambda: training.step_on(0) >= 3)
@@ -145,7 +145,7 @@ def test_a_node_that_has_missed_two_updates_makes_them_and_gets_no_copy(nodes: N
 
 @contextlib.contextmanager
 def _made(name: str) -> Iterator[tuple[shmacc.ray.Parameters, shmacc.ray.AccumulatorGroup]]:
-    """Make parameters, and a group of theirs with this name, until the end of the block."""
+    """Make parameters and their group, with this name, for the length of the block."""
     with (
         shmacc.ray.Parameters(
             CONTENTS, f"{name}.params", optimizer=OPTIMIZERS, unlink_on_close=True
@@ -205,7 +205,7 @@ def _apply(nodes: Nodes, node: int, step: int, name: str = "kept") -> bool:
 
 
 def test_an_update_that_a_node_refuses_changes_no_copy(nodes: Nodes) -> None:
-    """All nodes refuse it, since all tables have the limit. The round stays open for another."""
+    """All nodes refuse it, as all tables have the limit. The round stays open for a new update."""
     contents = {"table": shmacc.TableSpec((2,), max_rows=3)}
     with (
         shmacc.ray.Parameters(
@@ -236,7 +236,7 @@ def test_an_update_that_a_node_refuses_changes_no_copy(nodes: Nodes) -> None:
 
 
 def test_after_a_worker_has_restored_a_copy_or_set_a_step_the_chief_goes_on(nodes: Nodes) -> None:
-    """Gradients that were computed from the restored copy, or of another step, are in no round."""
+    """Gradients computed from the restored copy or at the other step are in no round."""
     with _made("restored") as (params, group):
         for node in 1, 0:
             with nodes.on(1), shmacc.Parameters.attach("restored.params") as copy:
@@ -255,7 +255,7 @@ def test_after_a_worker_has_restored_a_copy_or_set_a_step_the_chief_goes_on(node
         with nodes.on(1), shmacc.AccumulatorGroup.attach("restored") as there:
             assert _apply(nodes, 1, step + 1, "restored")
             with group.round(1, timeout=60) as taken:
-                there.set_global_step(step + 5)  # so the segment keeps what the round has
+                there.set_global_step(step + 5)  # so the segment keeps the round's gradients
                 params.update(taken)
             wait_for(lambda: group.global_step > step + 5)
             assert group.num_accumulated() == 0
@@ -267,7 +267,6 @@ def _dense_on(nodes: Nodes, node: int) -> bytes:
 
 
 def _trained(nodes: Nodes, node: int, steps: int) -> None:
-    """Train on one host."""
     with (
         nodes.on(node),
         shmacc.Parameters({"w": np.zeros(3)}, "best", optimizer=shmacc.optim.SGD(1.0)) as params,
@@ -283,7 +282,7 @@ def _trained(nodes: Nodes, node: int, steps: int) -> None:
 def test_a_group_goes_on_with_the_furthest_copy_of_all_nodes(
     nodes: Nodes, own: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Runs on one host have trained copies of the chief's node, perhaps, and of two others."""
+    """Earlier runs on one host have trained copies on two nodes, and perhaps on the chief's."""
     for node, steps in (0, own), (1, 2), (2, 5):
         _trained(nodes, node, steps)
     given: Any = {"w": np.zeros(3)}, "best"
@@ -315,7 +314,7 @@ def test_a_group_goes_on_with_the_furthest_copy_of_all_nodes(
             assert (params.step, group.global_step) == (0, 0)
 
 
-def test_powers_of_ftrl_and_hosts_without_the_chiefs_node_are_refused(nodes: Nodes) -> None:  # noqa: ARG001
+def test_ftrls_power_and_hosts_without_the_chiefs_node_are_refused(nodes: Nodes) -> None:  # noqa: ARG001
     with pytest.raises(shmacc.errors.InvalidArgumentError, match="learning_rate_power"):
         shmacc.ray.Parameters(
             {"a": np.zeros(3, np.float32)},
@@ -331,7 +330,7 @@ def test_powers_of_ftrl_and_hosts_without_the_chiefs_node_are_refused(nodes: Nod
 
 
 def test_changes_end_by_their_timeout_while_a_part_is_stopped(nodes: Nodes) -> None:
-    """The chief's own node: others make the update. The owner: a restore is not made later."""
+    """Without the chief's node others make the update. A restore is not made later."""
     with _made("slow") as (params, group):
         own, owner = pid_of(f"slow/host {nodes.id(0)}"), pid_of("slow/owner")
         assert own is not None
@@ -354,7 +353,7 @@ def test_changes_end_by_their_timeout_while_a_part_is_stopped(nodes: Nodes) -> N
 
 
 def test_parameters_belong_to_one_group_and_replace_begins_both_anew(nodes: Nodes) -> None:
-    """After a chief that died without removing anything, ``replace`` works while actors live."""
+    """``replace`` works even while actors of a dead chief are alive."""
     given: Any = {"optimizer": OPTIMIZERS}
     for first in True, False:
         params = shmacc.ray.Parameters(CONTENTS, "anew.params", **given, if_exists="replace")
@@ -372,7 +371,7 @@ def test_parameters_belong_to_one_group_and_replace_begins_both_anew(nodes: Node
     with pytest.raises(shmacc.errors.FailedPreconditionError, match="the group 'anew' already"):
         shmacc.ray.AccumulatorGroup(params.member_specs(), "another")
     shmacc.ray.AccumulatorGroup.attach("anew").close()
-    params.restore(params.state(), timeout=60)  # by the group that this process has open
+    params.restore(params.state(), timeout=60)  # through the group that this process has open
     group.unlink()
     params.unlink()
     params.close()
@@ -381,7 +380,7 @@ def test_parameters_belong_to_one_group_and_replace_begins_both_anew(nodes: Node
 def test_a_copys_name_that_is_removed_is_made_again_once_nobody_has_the_copy(
     nodes: Nodes,
 ) -> None:
-    """Before that the node has a problem: updates would not reach the copy that is attached."""
+    """Until then the node reports a problem: updates would not reach the attached copy."""
     with _made("gone") as (params, group):
         there = nodes.id(1)
         with nodes.on(1):

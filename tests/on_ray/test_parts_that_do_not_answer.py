@@ -26,9 +26,9 @@ from shmacc.ray._parts import find_actor
 from shmacc.ray._round import Round
 
 MEMBERS = {"m": shmacc.TensorSpec((3,), "float32")}
-TIMING = shmacc.ray.Timing(lease=30.0)  # a part that is stopped is not lost
+TIMING = shmacc.ray.Timing(lease=30.0)  # so a part that is stopped does not count as lost
 SECONDS = 1.5
-SLACK = 8.0  # what a busy machine may add
+SLACK = 8.0  # seconds that a busy machine may add
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_an_owner_that_died_is_replaced_at_once_though_hosts_are_stopped(
 def test_a_segment_that_differs_on_one_node_makes_the_constructor_fail_and_leave_nothing(
     nodes: Nodes, differs: str
 ) -> None:
-    """Also one with the members in another order: members are sent by number."""
+    """A segment with the members in another order differs, too: members are sent by number."""
     spec = shmacc.TensorSpec((3,), "float32")
     asked = MEMBERS if differs == "shape" else {"m": spec, "n": spec}
     left = (
@@ -192,7 +192,7 @@ def test_a_segment_that_differs_on_one_node_makes_the_constructor_fail_and_leave
         assert len(group.hosts()) == 3
 
 
-def test_attaching_while_a_group_is_made_succeeds_or_raises_an_error_of_shmacc(
+def test_attaching_while_a_group_is_made_raises_not_found_until_it_succeeds(
     nodes: Nodes,  # noqa: ARG001
 ) -> None:
     def attach() -> str:
@@ -280,7 +280,7 @@ def test_a_forwarder_finds_its_owner_through_a_slow_head() -> None:
     assert tries > 1
 
 
-def test_an_owner_tends_its_nodes_again_after_its_head_did_not_answer(
+def test_an_owner_looks_after_its_nodes_again_after_rays_head_did_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: Any = iter([DeadlineExceededError("away"), {"a node"}])

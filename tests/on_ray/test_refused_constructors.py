@@ -35,10 +35,10 @@ def _round(nodes: Nodes, group: Any, params: shmacc.ray.Parameters, node: int) -
 
 
 @pytest.mark.parametrize("attached", ["copy", "segment"])
-def test_replace_is_refused_while_a_process_of_any_node_has_it_attached(
+def test_replace_is_refused_while_a_process_of_any_node_has_the_segment_attached(
     nodes: Nodes, attached: str
 ) -> None:
-    """A worker of another node has the copy attached, or the group's segment; all goes on."""
+    """A worker of another node has attached the copy or the group's segment; both stay."""
     made = shmacc.ray.Parameters(CONTENTS, "kept", optimizer=SGD)
     group = shmacc.ray.AccumulatorGroup(made.member_specs(), "kept.g")
     _round(nodes, group, made, 1)
@@ -57,7 +57,7 @@ def test_replace_is_refused_while_a_process_of_any_node_has_it_attached(
     if attached == "segment":
         with nodes.on(1):
             worker = kind.attach("kept.g")
-        for hosts in None, [nodes.id(0)]:  # also if the new group is not to be on that node
+        for hosts in None, [nodes.id(0)]:  # even if the new group leaves out that node
             with pytest.raises(FailedPreconditionError, match=says):
                 shmacc.ray.AccumulatorGroup(
                     params.member_specs(), "kept.g", if_exists="replace", hosts=hosts
@@ -129,10 +129,10 @@ def test_a_group_that_one_node_refuses_leaves_every_node_as_it_was(
         params.close()
 
 
-def test_of_two_groups_that_are_made_of_the_same_parameters_at_once_none_begins_beside_another(
+def test_of_two_groups_made_at_once_of_the_same_parameters_at_most_one_is_made(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both look for a group of these parameters before one is made."""
+    """Both look for a group of these parameters before either is made."""
     look, looks, both = _finding.groups_of, iter(range(9)), threading.Barrier(2)
 
     def groups_of(name: str, until: float) -> Any:
@@ -157,7 +157,7 @@ def test_of_two_groups_that_are_made_of_the_same_parameters_at_once_none_begins_
     assert not [each for each in nodes.left() if "at_once" in each]
 
 
-def test_a_class_of_one_host_beside_one_of_many_is_refused_and_the_right_one_named(
+def test_a_one_host_class_with_a_many_hosts_class_is_refused_with_the_right_name(
     nodes: Nodes,  # noqa: ARG001
 ) -> None:
     with shmacc.ray.Parameters(CONTENTS, "half", optimizer=SGD) as params:
@@ -174,7 +174,7 @@ def test_a_class_of_one_host_beside_one_of_many_is_refused_and_the_right_one_nam
         shmacc.ray.AccumulatorGroup(local.member_specs(), "half.g")
 
 
-def test_a_round_takes_at_least_so_many_gradients_at_its_timeout(nodes: Nodes) -> None:
+def test_a_take_returns_fewer_gradients_at_its_timeout_if_at_least_allows_it(nodes: Nodes) -> None:
     members = {"m": shmacc.TensorSpec((3,), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "fewer", unlink_on_close=True) as group:
         with nodes.on(2), shmacc.AccumulatorGroup.attach("fewer", timeout=60) as worker:

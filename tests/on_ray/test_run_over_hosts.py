@@ -27,12 +27,12 @@ from shmacc.ray._supervisor import SUPERVISORS
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.patience(200)]
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # nodes have no such module
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # nodes cannot import it
 
 
 @pytest.fixture(autouse=True)
 def nobody_dead_counts(request: pytest.FixtureRequest) -> None:
-    """Wait until Ray has found dead what other tests have killed: a run takes all nodes."""
+    """Wait until Ray no longer lists nodes that tests have killed: a run uses all nodes."""
     if "nodes" in request.fixturenames:
         cluster = request.getfixturevalue("nodes").cluster
         there = {node.node_id for node in cluster.list_all_nodes()}
@@ -40,9 +40,9 @@ def nobody_dead_counts(request: pytest.FixtureRequest) -> None:
 
 
 def gradient(update: int, rank: int) -> tuple[Any, Any]:
-    """A worker's gradient: whole numbers, whose sums have the same bits in any order.
+    """Return a worker's gradient: whole numbers, whose sums have the same bits in any order.
 
-    Row 0 counts the updates, also those after a void step.
+    Row 0 counts the updates, also after a void step.
     """
     random = np.random.default_rng((update, rank))
     rows = np.unique([0, *random.integers(1, 20, size=8)])
@@ -61,7 +61,7 @@ def work(rank: int, workers: int, _: Path) -> None:
 
 
 def lead(workers: int, over: Path) -> Any:
-    """Train until there is a file; return the table."""
+    """Train until the file `over` exists; return the table."""
     table, sgd = {"table": np.zeros((20, 3), np.float32)}, shmacc.optim.SGD(2**-6)
     with (
         shmacc.ray.Parameters(table, "params", optimizer=sgd) as params,
@@ -87,7 +87,7 @@ def on_one_host(workers: int, updates: int) -> Any:
 
 
 class Seen(logging.Handler):
-    """What a run has told of its processes."""
+    """Collects what a run logs about its processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Seen(logging.Handler):
         self.lines.append(record.getMessage())
 
     def pid(self, role: str) -> int:
-        """Return the pid of the process that was last started."""
+        """Return the pid of the process that was last started for a role."""
         found = re.findall(rf"{role} has started \(pid (\d+)\)", "\n".join(self.lines))
         return int(found[-1])
 
@@ -114,7 +114,7 @@ def seen() -> Iterator[Seen]:
 
 
 def pids(namespace: str, *ends: str) -> list[int]:
-    """Return the processes of the actors in a Ray namespace whose names end so."""
+    """Return the pids of the actors in a Ray namespace whose names end with one of `ends`."""
     found = []
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == namespace and actor["name"].endswith(ends or ("",)):
@@ -124,7 +124,7 @@ def pids(namespace: str, *ends: str) -> list[int]:
 
 
 def is_there(nodes: Nodes, run: str) -> bool:
-    """Whether these nodes have a process or an actor of a run whose name begins so."""
+    """Return whether nodes have a process or actor of a run whose name begins with `run`."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     if {SUPERVISORS} & {each["namespace"] for each in actors}:
         return True
@@ -137,7 +137,7 @@ def is_there(nodes: Nodes, run: str) -> bool:
 
 
 def nothing_is_left(nodes: Nodes, run: str) -> bool:
-    """Whether no node has a name, an actor or a process of a run whose name begins so."""
+    """Return whether no node has a name, actor or process of a run that begins with `run`."""
     names = [name for name in nodes.left() if f".{run}" in name]
     return not is_there(nodes, run) and not names
 
@@ -145,7 +145,7 @@ def nothing_is_left(nodes: Nodes, run: str) -> bool:
 def test_a_run_goes_on_through_each_kind_of_death_with_the_bits_of_one_host(
     nodes: Nodes, seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if Ray's head takes too long to make the supervisor of a node that joins."""
+    """Once, Ray's head takes too long to make the supervisor of a node that joins."""
     out, over = tmp_path / "chief.out", tmp_path / "over"
 
     def update() -> int:
@@ -168,7 +168,7 @@ def test_a_run_goes_on_through_each_kind_of_death_with_the_bits_of_one_host(
             kill(seen.pid("worker 1"))
             kill(*pids("shmacc.chaos", "/owner"))
             kill(*pids("shmacc.chaos", f"/host {nodes.id(1)}"))
-            for pid in pids(SUPERVISORS):  # with that which tells whether the caller lives
+            for pid in pids(SUPERVISORS):  # one of them watches whether the caller lives
                 kill(pid)
             make, late = _parts.make_actor, iter([True])
 
@@ -245,7 +245,7 @@ def test_what_a_worker_raises_ends_the_run_and_names_its_node(nodes: Nodes) -> N
 
 
 def fail_once(rank: int, folder: Path, number: int) -> None:
-    """Fail the first time: by a signal, or by an exception."""
+    """Fail the first time, by the signal `number`, or by an exception if it is 0."""
     mine = folder / str(rank)
     if not mine.exists():
         mine.touch()
@@ -256,7 +256,7 @@ def fail_once(rank: int, folder: Path, number: int) -> None:
 
 
 def lead_again(folder: Path, number: int) -> bytes:
-    """Fail once; return how the parent process was executed, when all workers have come twice."""
+    """Fail once; when all workers have started twice, return the parent's command line."""
     fail_once(-1, folder, number)
     while len(list(folder.glob("[0-2] again"))) < 3:
         time.sleep(0.05)
@@ -311,7 +311,7 @@ def test_a_bad_argument_is_refused(changed: dict[str, Any], what: str) -> None:
         ("shmacc._version.__version__ = '0.1'", "it has shmacc 0.1 with layout version"),
     ],
 )
-def test_a_node_with_another_library_or_none_is_named(
+def test_a_node_without_the_library_or_with_another_version_is_named(
     nodes: Nodes, tmp_path: Path, found: str, what: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -329,7 +329,7 @@ def test_a_node_with_another_library_or_none_is_named(
     wait_for(lambda: nothing_is_left(nodes, "mixed"))
 
 
-def test_a_name_of_another_shape_on_a_node_is_an_error_that_names_it(nodes: Nodes) -> None:
+def test_a_foreign_file_under_a_runs_name_is_an_error_that_names_its_node(nodes: Nodes) -> None:
     taken = Path(f"/dev/shm/shmacc.{nodes.namespace(1)}.taken:%run")  # noqa: S108
     taken.write_bytes(b"somebody else's")
     try:
@@ -345,8 +345,6 @@ TRAIN = Path(__file__).parents[2] / "docs" / "examples" / "ray" / "train.py"
 
 
 class Program:
-    """A program on a node."""
-
     def __init__(self, nodes: Nodes, *command: str, number: int = 0) -> None:
         own = {"RAY_ADDRESS": nodes.cluster.address, "SHMACC_NODE_ADDRESS": nodes.address(number)}
         self.process = subprocess.Popen(
@@ -355,7 +353,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            process_group=0,  # a terminal's signals stop it, though pytest's group has no parent
+            process_group=0,  # SIGTSTP does not stop an orphaned group, as pytest's may be
         )
 
     def until(self, pattern: str) -> str:
@@ -374,7 +372,7 @@ class Program:
 
 
 def program_in(folder: Path, loop: str, name: str | None = None) -> str:
-    """Return the path of the page's program with another loop and fewer processes."""
+    """Write the page's program with another loop and fewer processes; return its path."""
     text = TRAIN.read_text()
     for before, after in (
         ("while params.step < 300:", f"{loop}:"),
@@ -390,7 +388,7 @@ def program_in(folder: Path, loop: str, name: str | None = None) -> str:
     return str(path)
 
 
-def test_readmes_program_goes_over_hosts_by_three_names_changed(
+def test_readmes_program_runs_over_hosts_after_three_names_are_changed(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     text = (TRAIN.parents[1] / "first" / "train.py").read_text()
@@ -417,7 +415,7 @@ def test_after_the_caller_was_killed_the_same_call_goes_on(nodes: Nodes, tmp_pat
     program.until("update 5")
     with pytest.raises(shmacc.errors.FailedPreconditionError, match="'again' is under way"):
         shmacc.ray.run(wait_long, name="again")
-    program.until("update")  # it goes on
+    program.until("update")  # the run goes on
     program.process.kill()
     program.end()
     status, output = Program(nodes, program_in(tmp_path, "for _ in range(9)", "again")).end()
@@ -471,7 +469,7 @@ def test_a_kill_of_the_caller_leaves_nothing(nodes: Nodes, tmp_path: Path) -> No
     wait_for(lambda: nothing_is_left(nodes, "run-"))
 
 
-def test_the_chief_goes_on_on_another_node_if_its_own_is_gone(nodes: Nodes, tmp_path: Path) -> None:
+def test_the_chief_goes_on_elsewhere_if_its_node_is_gone(nodes: Nodes, tmp_path: Path) -> None:
     program = Program(nodes, program_in(tmp_path, "while True"), number=1)
     program.until("update 5")
     lost = nodes.id(1)[:8]

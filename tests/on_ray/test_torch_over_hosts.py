@@ -1,4 +1,4 @@
-"""torch's chief over hosts: a program of one host by names changed, with the same bits."""
+"""A torch program trains over hosts, after a change of names, to the bits of one host."""
 
 import contextlib
 import copy
@@ -75,7 +75,7 @@ def test_three_nodes_train_as_one_host_to_the_bit_whatever_dies(training: TorchT
     assert not [each for each in training.nodes.left() if training.name in each]
 
 
-def test_a_checkpoint_goes_back_on_all_nodes_and_gradients_computed_before_do_not_count(
+def test_a_loaded_checkpoint_reaches_all_nodes_and_earlier_gradients_do_not_count(
     nodes: Nodes, name: str
 ) -> None:
     with Trio(shmacc.ray.SyncReplicas, name, nodes.on) as trio:
@@ -100,7 +100,7 @@ def test_a_checkpoint_goes_back_on_all_nodes_and_gradients_computed_before_do_no
 
 
 @pytest.mark.parametrize("has", [True, False], ids=["with torch", "without"])
-def test_torch_is_imported_when_the_chief_is_asked_for(*, has: bool) -> None:
+def test_torch_is_imported_only_when_sync_replicas_is_looked_up(*, has: bool) -> None:
     code = "import sys, shmacc.ray; assert 'torch' not in sys.modules; from shmacc.ray import *\n"
     code += "assert 'SyncReplicas' in dir(shmacc.ray)\n"
     code += "" if has else "sys.modules['torch'] = None\n"
@@ -158,7 +158,7 @@ def test_a_copy_of_another_shape_is_refused_by_name_and_stays(
         other.unlink()
 
 
-def test_a_second_chief_is_told_of_and_ended_by_the_first(
+def test_a_second_chief_is_reported_and_ends_with_the_first(
     nodes: Nodes, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Trio(shmacc.ray.SyncReplicas, name, nodes.on) as trio:

@@ -1,6 +1,6 @@
-"""A program of torch, which trains on one host or over several: the names in it are the same.
+"""A torch program that trains on one host or over several; only the chief's class differs.
 
-Gradients and statistics are rounded to few bits: so their sums are the same in any order.
+Gradients and statistics are rounded to few bits, so that their sums are the same in any order.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ STEPS: Final = 40
 
 
 class Model(nn.Module):
-    """Rows by number, a table, a dense layer, and statistics."""
+    """A model with rows by number, a table, a dense layer, and statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Model(nn.Module):
 
 
 def coarse(values: torch.Tensor) -> torch.Tensor:
-    """Round in place."""
+    """Round values in place, to multiples of 1/4096."""
     return values.mul_(4096).round_().div_(4096)
 
 
@@ -63,7 +63,7 @@ def compute(model: Model, step: int, rank: int) -> None:
 
 
 def chief(kind: Any, model: Model, name: str) -> Any:
-    """Begin to lead."""
+    """Make and return a chief of the class `kind`."""
     optimizers = {
         "rows.weight": optim.Adam(0.02),
         "user.rows": optim.Adagrad(0.1),
@@ -78,7 +78,7 @@ def rate(step: int) -> dict[str, float]:
 
 
 def block(model: Model, update: shmacc.torch.Update) -> None:
-    """What the chief does in a round's block."""
+    """Do what the chief does in a round's block."""
     assert clip_grad_norm_(model, 0.125) > 0.125
     if update.step % 7 == 3:
         update.skip()
@@ -94,7 +94,7 @@ def digest(model: Model) -> str:
 
 
 def compared(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a chief's state without what void steps change."""
+    """Return a chief's state without the entries that void steps change."""
     found = {"global_step": state["step"]}
     for part in ("model", "optimizer"):
         found |= {f"{part} {key}": value.clone() for key, value in state[part].items()}
@@ -110,7 +110,7 @@ def check_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 class Trio:
-    """A chief and its replicas in this process; `on` says where each replica is."""
+    """A chief and its replicas in this process; `on(rank)` enters a replica's node."""
 
     def __init__(
         self, kind: Any, name: str, on: Callable[[int], AbstractContextManager[None]]
@@ -133,7 +133,7 @@ class Trio:
         self._stack.close()
 
     def hand_over(self) -> None:
-        """Have all replicas apply, but not wait."""
+        """Let all replicas apply a gradient, but not wait for the update."""
         for model, replica in self.others:
             compute(model, replica.global_step, replica.rank)
             replica._timeout = 0.0
@@ -142,7 +142,7 @@ class Trio:
             replica._timeout = LONG
 
     def train(self, steps: int) -> list[str]:
-        """Make rounds; return what the models were like before each."""
+        """Make rounds; return the digest of the replicas' models before each round."""
         found = []
         for _ in range(steps):
             (seen,) = {digest(model) for model, _ in self.others}
@@ -191,7 +191,7 @@ class TorchTraining(Replicated):
         self.programs = head + chief, head + worker
 
     def seen(self) -> list[set[str]]:
-        """Return for each step what the replicas' models were like."""
+        """Return, for each step, the digests of the replicas' models."""
         found: list[set[str]] = [set() for _ in range(STEPS)]
         for log in self.folder.glob(f"{self.name}.[0-9]*"):
             steps = [-1]

@@ -1,4 +1,4 @@
-"""A group whose chief takes rounds in a thread, survives every failure, and keeps the journals."""
+"""A group whose chief takes rounds in a thread, and checks each round against the journals."""
 
 import itertools
 import sys
@@ -48,8 +48,8 @@ def check_copies(journals: Journals, params: shmacc.ray.Parameters) -> None:
 class Training:
     """The group, its workers, and its chief.
 
-    `homes` says which node each worker is on. A round needs `required` gradients, so few that one
-    node may be missing. If there are `params`, the chief updates them in each round's block.
+    `homes` says which node each worker is on. A round needs `required` gradients, few enough that
+    one node may be missing. If there are `params`, the chief updates them in each round's block.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Training:
         self.journals = Journals(*given, others=others, copies=copies)
         for rank, node in homes.items():
             self.journals.start(rank, node)
-        self.step = 0  # the highest that the chief knows of
-        self.closed = -1  # the step that its last round has closed
-        self.block = 0.0  # seconds that its next block is to take
+        self.step = 0  # the highest step that the chief knows of
+        self.closed = -1  # the step of its last round
+        self.block = 0.0  # how many seconds its next block takes
         self.updates = threading.Event()  # set when an update begins
-        self._in_doubt: tuple[GroupTaken, int, int] | None = None  # a round to be entered
+        self._in_doubt: tuple[GroupTaken, int, int] | None = None  # a round to be checked
         self.longest = dict.fromkeys(("wait", "block", "end"), 0.0)
         self._over, self._thread = threading.Event(), threading.Thread()
         self._failures: list[BaseException] = []
@@ -106,7 +106,7 @@ class Training:
             self._failures.append(error)
 
     def round(self, required: int | None = None) -> None:
-        """Make a round; after a lost owner, start the thread again."""
+        """Make a round; if the owner was lost, give the next owner a step."""
         number = self.required if required is None else required
         times, params = [time.monotonic()], self._params
         pause, self.block = self.block, 0.0
@@ -125,7 +125,7 @@ class Training:
         except FailedPreconditionError as error:
             self.happened["rounds ended"] += 1
             if "set_global_step" in str(error):
-                # Higher than any step that the owner may have had: workers wait for no lower one.
+                # A step above any that the lost owner had, so that all workers' waits end.
                 self.step += len(self.journals.homes)
                 self.group.set_global_step(self.step)
         except CancelledError:
@@ -141,7 +141,7 @@ class Training:
             self.longest[name] = max(self.longest[name], end - begin)
 
     def _settle_doubt(self) -> None:
-        """Enter the last round if its update took effect, also after an error of the chief."""
+        """Check the last round if its update took effect, even after an error of the chief."""
         doubt, self._in_doubt = self._in_doubt, None
         if doubt is not None and self._params is not None and self._params.step > doubt[0].step:
             self.journals.enter(*doubt)

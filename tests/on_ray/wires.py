@@ -1,8 +1,8 @@
 """Networks with delay and loss: a network namespace for each node, and a process between them.
 
-Each namespace has one device besides its loopback, a TUN device, whose packets this module's
-process reads, delays, drops and passes on. That is what ``tc netem`` would do, which not every
-kernel has; what it delays and drops are the packets of real TCP connections.
+Besides its loopback each namespace has a TUN device. A process of this module reads its packets,
+and delays, drops or passes them on. ``tc netem`` would do the same, but not every kernel has it.
+The packets are those of real TCP connections.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str | None:
-    """Why there can be no such network here."""
+    """Return why there can be no such network here; None: there can."""
     probe = [*as_root(), "unshare", "--net", "true"]
     try:
         subprocess.run(probe, check=True, capture_output=True)
@@ -43,15 +43,15 @@ def why_not() -> str | None:
 
 
 def as_root() -> list[str]:
-    """What must stand before a command so that it can make namespaces."""
+    """Return the words that let a command make namespaces if they stand before it."""
     return [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
 
 
 class Wires:
-    """Namespaces, and the process between them. Its maker's thread is in the first one.
+    """Network namespaces, and the process between them; the calling thread enters the first.
 
-    `delay` is the seconds that a packet takes, and the deviation of that; `loss` the part that gets
-    lost.
+    `delay` is the mean time of a packet and its standard deviation, in seconds; `loss` is the share
+    of packets that is lost.
     """
 
     def __init__(self, number: int, delay: tuple[float, float], loss: float) -> None:
@@ -82,7 +82,7 @@ class Wires:
         return f"{_NETWORK}.{number + 2}"
 
     def wire(self, node: int) -> int:
-        """The namespace of a node: what joins later is in the last one, instead of its node."""
+        """Return a node's namespace: a node beyond the last namespace replaces the node in it."""
         return min(node, self.number - 1)
 
     def _enter(self, number: int) -> None:
@@ -90,7 +90,7 @@ class Wires:
 
     @contextlib.contextmanager
     def inside(self, number: int) -> Iterator[None]:
-        """Let processes that this thread starts be in a namespace."""
+        """Let this thread start processes in a namespace."""
         self._enter(number)
         try:
             yield
@@ -124,7 +124,7 @@ def _device() -> int:
 
 
 class _Carrier:
-    """Carries packets, until its control is closed."""
+    """Carries packets until its control pipe is closed."""
 
     def __init__(
         self, devices: list[int], control: Any, delay: tuple[float, float], loss: float
@@ -155,7 +155,7 @@ class _Carrier:
         queue = self._on_the_way
         while queue and (left := queue[0][0] - time.monotonic()) <= 0:
             _, _, to, packet = heapq.heappop(queue)
-            with contextlib.suppress(OSError):  # the device's queue is full: one more is lost
+            with contextlib.suppress(OSError):  # the device's queue is full: the packet is lost
                 os.write(self._devices[to], packet)
         return left if queue else 1.0
 

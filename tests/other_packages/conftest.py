@@ -1,4 +1,4 @@
-"""A fixture that starts child processes which have torch."""
+"""A fixture that starts child processes with torch."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from helpers.apart import Apart, Crew
 
 @pytest.fixture
 def start(namespace: str) -> Iterator[Callable[..., Apart]]:
-    """Return a function that starts a child, which has torch and calls another function."""
+    """Yield a function that calls another function in a child process with torch."""
     from other_packages.torch_training import (
         start_server,
         within,

@@ -29,13 +29,13 @@ import shmacc
 from shmacc import errors
 from shmacc._base import dtype_names
 
-tf = cast("Any", None)  # in that process: TensorFlow
+tf = cast("Any", None)  # TensorFlow, in its own process
 
 PAGE: Final = ROOT / "docs" / "from-tensorflow.md"
 HEADING: Final = "## What differs\n"
 PROGRAMS: Final = int(os.environ.get("TENSORFLOW_PROGRAMS", "60"))
 SEED: Final = int(os.environ.get("TENSORFLOW_SEED", "1"))
-OPS: Final = 40  # of a program, takes not counted
+OPS: Final = 40  # ops of a program, without its takes
 MOST: Final = 2**63 - 1
 
 
@@ -139,7 +139,7 @@ class Theirs:
         return self._fed("apply", *given, shape=bool(shape))
 
     def run(self, call: Callable[[Any], Any]) -> Any:
-        """Call with the accumulator as users do, and run the result."""
+        """Let a call make an op of the accumulator, as users do, and run the op."""
         with self.graph.as_default():
             return self.session.run(call(self.acc))
 
@@ -157,7 +157,7 @@ class Theirs:
 
 
 class Ours:
-    """The same calls of shmacc's accumulator."""
+    """shmacc's accumulator, with the same methods."""
 
     def __init__(self, *, sparse: bool, **made_with: Any) -> None:
         kind: Any = shmacc.SparseConditionalAccumulator if sparse else shmacc.ConditionalAccumulator
@@ -196,7 +196,7 @@ class Made(NamedTuple):
 
 
 class Both:
-    """An accumulator in both, and what is known of its round."""
+    """One accumulator in each library, made alike, and the gradients of their round."""
 
     def __init__(self, made: Made) -> None:
         self.made = made
@@ -312,12 +312,12 @@ def _half(both: Both, _: Gradient) -> bool:
 
 
 class Difference(NamedTuple):
-    """A row of the page that single ops can meet.
+    """A row of the page that a single op can show.
 
     Attributes:
-        of: "apply": one of both accepts the gradient; "words": both refuse it; "take".
+        of: "apply": only one accepts the gradient; "words": both refuse it; "take": results differ.
         row: The row's first cell.
-        holds: Whether it may explain a difference.
+        holds: Whether the row may explain a difference.
     """
 
     of: str
@@ -364,7 +364,7 @@ class Report:
 
 
 def _near(both: Both, own: Any, their: Any) -> bool:
-    """Whether a SUM is the same table, and a float16 result nearly the same."""
+    """Return whether both results are nearly equal; a mean of disordered rows need not be."""
     if both.made.reduction_type != "SUM" and _disordered(both, Gradient(None)):
         return True
     if both.made.sparse:
@@ -468,7 +468,7 @@ MISTAKES_OF_TABLES: Final = (
 
 
 def program(rng: Any, report: Report, *, mistakes: bool) -> None:
-    """Run a program; it ends after a difference of state."""
+    """Run a random program; it ends when the states of both differ."""
     sparse = bool(rng.integers(2))
     shapes: Any = SHAPES_OF_TABLES if sparse else SHAPES
     made = Made(
@@ -524,7 +524,7 @@ DENSE: Final = Made(sparse=False, dtype="float32", shape=(2,), reduction_type="M
 ONE_ROW: Final = np.ones((1, 2), np.float32)
 FIRST: Final = Gradient(ONE_ROW, np.array([0]))
 
-# For rows of DIFFERENCES: gradients, of which the last is where both differ.
+# For each row of DIFFERENCES: gradients; at the last one both differ.
 APPLIES: Final[dict[str, tuple[Made, list[Gradient]]]] = {
     "a malformed gradient that is stale is dropped silently": (
         TABLE,
@@ -754,7 +754,7 @@ OTHERS: Final[dict[str, Callable[[], None]]] = {
 
 
 def _ended_by(call: Callable[[], None]) -> int:
-    """Return the signal that ends a fork which calls; there is no session yet, so no threads."""
+    """Call in a fork; return the signal that ends it. No session has made threads yet."""
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -766,7 +766,7 @@ def _ended_by(call: Callable[[], None]) -> int:
 
 
 def _each_row() -> dict[str, str] | None:
-    """Return which rows are not true; empty: none."""
+    """Return the traceback of each row that is not true, "" for others; None: no TensorFlow."""
     if not _import():
         return None
     shown: dict[str, Callable[[], None]] = {}

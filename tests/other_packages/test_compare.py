@@ -1,4 +1,4 @@
-"""The comparison with torch: all ways train alike, and shmacc's survives each death."""
+"""The comparison with torch: all ways train alike, and shmacc's way survives each death."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_all_ways_train_alike_and_shmaccs_survives_each_death() -> None:
         assert not run.began_again
         seen = losses_of(run)
         assert seen == pytest.approx({step: all_steps[step] for step in seen}, rel=1e-5)
-        # A chief that dies between update and judgement leaves that judgement out.
+        # A chief that dies between an update and its evaluation leaves the evaluation out.
         assert len(all_steps) - len(seen) <= 1
         assert max(seen) == max(all_steps)
 

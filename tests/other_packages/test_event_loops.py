@@ -27,7 +27,7 @@ LOOPS = pytest.mark.parametrize("run", [in_asyncio, in_uvloop])
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """An accumulator of sums; no thread may be left."""
+    """Yield an accumulator of sums; the test must leave no thread."""
     before = threading.active_count()
     with ConditionalAccumulator(np.float64, (), reduction_type="SUM") as made:
         yield made
@@ -51,7 +51,7 @@ def test_takes_rounds_and_steps_are_awaited(acc: ConditionalAccumulator, run: An
 
 
 @LOOPS
-def test_a_cancel_scope_consumes_nothing(acc: ConditionalAccumulator, run: Any) -> None:
+def test_a_cancelled_take_or_round_consumes_nothing(acc: ConditionalAccumulator, run: Any) -> None:
     async def main() -> None:
         acc.apply_grad(1.0)
         with anyio.move_on_after(0.01) as scope:

@@ -97,7 +97,7 @@ def test_a_leaf_without_a_gradient_contributes_nothing_and_comes_back_as_zeros()
 
 
 def test_a_function_that_chooses_rows_must_return_something() -> None:
-    """If it returns None for some leaves only, as `re.match` does, it chooses the others."""
+    """If it returns None for only some leaves, as `re.match` does, it chooses the other leaves."""
     with pytest.raises(errors.InvalidArgumentError, match="None for each leaf, 'a', 'emb': "):
         TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=lambda _: None)  # type: ignore[arg-type,return-value]
     spec = TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=re.compile("e").match)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_a_gradient_that_does_not_fit_names_its_leaf() -> None:
         assert group.num_accumulated() == 0
 
 
-def test_parameters_live_in_shared_arrays() -> None:
+def test_a_tree_is_stored_in_shared_arrays_and_read_from_them() -> None:
     params = _params()
     spec = TreeSpec(params)
     with SharedArrays(spec.flatten(params), "params") as shared:
@@ -303,7 +303,7 @@ def test_a_tree_of_parameters_and_an_optimizers_state_survives_its_chief() -> No
             if step == 1:
                 with pytest.raises(ZeroDivisionError):
                     lead(group, shared)
-                assert not lead(group, other)  # it is in already
+                assert not lead(group, other)  # the update is in already
             else:
                 assert lead(group, other)
         expected, state = params, optimizer.init(params)

@@ -1,4 +1,4 @@
-"""Workers of joblib and loky serve many calls, and are sent closures."""
+"""Workers of joblib and loky serve many calls, and get handles, arrays and closures."""
 
 import joblib
 import numpy as np
@@ -20,7 +20,7 @@ def test_handles_arrays_and_closures_can_be_passed_to_workers(backend: str) -> N
     get_reusable_executor(max_workers=2).shutdown(wait=True)
     parallel = joblib.Parallel(n_jobs=2, backend=backend, max_nbytes="1M")
     with shmacc.ConditionalAccumulator("f8", (3,), "run", unlink_on_close=True) as acc:
-        for step in range(2):  # the second call has the workers of the first one
+        for step in range(2):  # the second call uses the first one's workers
             assert all(parallel(joblib.delayed(_apply)(acc, task, step) for task in range(6)))
             taken = acc.take(6, timeout=LONG)
             assert taken.value.tolist() == [2.5, 2.5, 2.5]
@@ -37,7 +37,7 @@ def test_handles_arrays_and_closures_can_be_passed_to_workers(backend: str) -> N
         apply = joblib.delayed(lambda task: group.apply({"w": task}, 0))
         assert all(parallel(apply(task) for task in range(4)))
         assert group.take(4, timeout=LONG)["w"].value == 1.5
-    gradient = np.ones(500_000)  # joblib writes it to a file, and each worker maps that
+    gradient = np.ones(500_000)  # joblib writes it to a file, which each worker maps
     with shmacc.ConditionalAccumulator("f8", (500_000,), reduction_type="SUM") as acc:
         assert all(parallel(joblib.delayed(acc.apply_grad)(gradient) for _ in range(3)))
         assert (acc.take_grad(3, timeout=LONG) == 3).all()

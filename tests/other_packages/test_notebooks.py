@@ -32,7 +32,7 @@ class Notebook:
     """A notebook whose cells are run one by one, in any order, as a user does."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a kernel there: in the checkout it would find the source tree first."""
+        """Start a kernel in `folder`: in the checkout it would import the source tree."""
         self.client = NotebookClient(
             new_notebook(),
             timeout=SECONDS,
@@ -50,7 +50,7 @@ class Notebook:
         return "".join(output.get("text", "") for output in outputs).strip()
 
     def fails(self, code: str) -> str:
-        """Run a cell that raises; return what."""
+        """Run a cell that raises; return the error's name and text."""
         with pytest.raises(CellExecutionError) as caught:
             self.run(code)
         return f"{caught.value.ename}: {caught.value.evalue}"
@@ -98,7 +98,7 @@ def test_an_interrupt_ends_a_take_and_nothing_is_consumed(notebook: Notebook) ->
 
         def interrupt() -> None:
             until(lambda: acc.stats().waiting == 1)
-            os.kill(pid, signal.SIGINT)  # as the button does
+            os.kill(pid, signal.SIGINT)  # as the interrupt button does
 
         pressing = threading.Thread(target=interrupt)
         pressing.start()

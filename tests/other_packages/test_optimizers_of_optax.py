@@ -49,5 +49,5 @@ def test_updates_equal_optax(optimizer: optim.Optimizer, dtype: str) -> None:
 
 
 def test_every_optimizer_of_optax_is_compared() -> None:
-    """Add a line above for a new one; optax has no Ftrl."""
+    """Add a line above for a new optimizer; optax has no Ftrl."""
     assert {type(optimizer) for optimizer in _PAIRS} == {*optim.KINDS} - {optim.Ftrl}

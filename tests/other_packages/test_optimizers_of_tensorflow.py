@@ -14,7 +14,7 @@ from helpers.optimizer_rounds import Ours, assert_close, beginning, gradients
 
 from shmacc import optim
 
-tf = cast("Any", None)  # in that process: TensorFlow
+tf = cast("Any", None)  # TensorFlow, in its own process
 
 
 class Op(NamedTuple):
@@ -84,7 +84,7 @@ def _compare(optimizer: optim.Optimizer, dtype: str, *, sparse: bool) -> None:
 
 
 def _differences() -> list[str | None] | None:
-    """Each case's failure, or None; None for all if there is no TensorFlow."""
+    """Return each case's failure, or None; if there is no TensorFlow, return None."""
     global tf  # noqa: PLW0603  see the head
     try:
         tf = importlib.import_module("tensorflow")

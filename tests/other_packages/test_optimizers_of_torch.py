@@ -11,7 +11,7 @@ from shmacc.torch import optimizer_of
 
 @pytest.mark.parametrize(("first", "expected"), [("empty", -0.0744), (None, -0.1)])
 def test_only_torchs_sparse_adam_counts_empty_gradients(first: str | None, expected: float) -> None:
-    """docs/torch.md gives the two results. A step without any gradient counts in neither."""
+    """docs/torch.md gives the two results. A step without any gradient counts in neither case."""
     theirs = torch.nn.Parameter(torch.zeros(4, 1))
     adam = torch.optim.SparseAdam([theirs], lr=0.1)
     ours = Ours(np.zeros((4, 1), np.float32), optim.Adam(0.1), sparse=True)
@@ -37,7 +37,7 @@ def test_only_torchs_sparse_adam_counts_empty_gradients(first: str | None, expec
     ("Adam", 1e-4), ("SparseAdam", 1),
 ])  # fmt: skip
 def test_updates_equal_torchs_optimizers_at_their_defaults(name: str, scale: float) -> None:
-    """Also with small gradients, where epsilon counts, and with ones without rows."""
+    """Also with gradients so small that epsilon counts, and with gradients without rows."""
     sparse = name == "SparseAdam"
     table = beginning("float32")
     theirs = torch.nn.Parameter(torch.from_numpy(table.copy()))

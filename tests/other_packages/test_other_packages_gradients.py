@@ -38,7 +38,7 @@ def update_by(gradient: Any, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:
-    """Pass the gradient through an accumulator, a group's member and an update, which agree."""
+    """Pass the gradient through an accumulator, a group and an update; check that they agree."""
     members = {"w": shmacc.IndexedSlicesSpec((4, 2), dtype)}
     with (
         shmacc.AccumulatorGroup(members) as group,
@@ -57,7 +57,7 @@ def take_sparse(gradient: Any, dtype: Any = "float32") -> Any:
 
 
 def take_dense(gradient: Any, dtype: Any = "float32") -> Any:
-    """Pass the gradient through an accumulator and an update, which agree."""
+    """Pass the gradient through an accumulator and an update; check that they agree."""
     with shmacc.ConditionalAccumulator(dtype) as acc:
         acc.apply_grad(gradient)
         taken = acc.take(1)
@@ -96,7 +96,7 @@ def test_scipy_arrays_that_are_no_matrices_of_rows_are_refused() -> None:
             acc.take(1).to_scipy()
 
 
-def test_rows_without_memory_raise_our_error() -> None:
+def test_a_scipy_array_whose_conversion_fails_raises_our_error() -> None:
     wide = sp.coo_array(([1.0], ([2], [0])), shape=(4, 10**15))
     with pytest.raises(errors.ResourceExhaustedError, match=r"coo_array of shape \(4, 10{15}\)"):
         take_sparse(wide)
@@ -112,7 +112,7 @@ class Broken(sp.csr_array):  # type: ignore[misc,unused-ignore]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_float16_is_float32_in_scipy(dtype: str) -> None:
+def test_float16_results_become_float32_in_scipy(dtype: str) -> None:
     with shmacc.SparseConditionalAccumulator(dtype, (4, 2)) as acc:
         acc.apply_grad([3], np.ones((1, 2), np.float32).astype(dtypes.resolve(dtype).numpy))
         matrix = acc.take(1).to_scipy()
@@ -203,8 +203,8 @@ print("fine")
 
 
 @pytest.mark.parametrize("program", [_TENSORFLOW, _ALONE], ids=["TensorFlow", "no package"])
-def test_gradients_of_packages_that_need_their_own_process(program: str) -> None:
-    """TensorFlow and others bring libraries that collide."""
+def test_tensorflow_gradients_are_accepted_and_shmacc_imports_no_package(program: str) -> None:
+    """The programs have their own processes, since TensorFlow's libraries collide with others."""
     ran = run_to_end([sys.executable, "-P", "-c", program], status=None, timeout=None)
     if "No module named 'tensorflow'" in ran.stderr:
         pytest.skip("TensorFlow is not installed")

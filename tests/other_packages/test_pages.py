@@ -14,7 +14,7 @@ from helpers.thrice import Thrice
 
 import shmacc
 
-# Several processes that each import, and compile, for seconds; more on a busy machine.
+# Several processes import and compile for seconds each, longer on a busy machine.
 SECONDS: Final = 90
 pytestmark = pytest.mark.timeout(5 * SECONDS)
 
@@ -23,12 +23,12 @@ EXAMPLES: Final = pages.examples(with_others=True)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_runs_whatever_was_before(name: str, tmp_path: Path, namespace: str) -> None:
+def test_page_programs_survive_kills_and_errors(name: str, tmp_path: Path, namespace: str) -> None:
     Thrice.of_text(PROGRAMS[name], tmp_path, namespace, SECONDS).run()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_work_whatever_was_before(example: Path, tmp_path: Path, namespace: str) -> None:
+def test_examples_survive_kills_and_errors(example: Path, tmp_path: Path, namespace: str) -> None:
     assert "assert" in example.read_text()
     link = f"({example.relative_to(pages.ROOT / 'docs')})"
     assert any(link in page.read_text() for page in pages.PAGES)
@@ -64,7 +64,7 @@ def test_torchs_first_program_survives_a_killed_chief_and_a_failed_replica(tmp_p
             assert chief.returncode == -signal.SIGKILL
             killed_at = group.global_step
         started, result = start("chief").communicate(timeout=2 * SECONDS)[0].splitlines()
-        # The next one, if the update had begun.
+        # It is the next step if the update had begun.
         assert started in {f"starts at step {step}" for step in (killed_at, killed_at + 1)}
         assert result == "[0.0, 1.0, 1.0, 0.0]"
         assert [replica.wait(SECONDS) for replica in replicas] == [0, 0, 0]

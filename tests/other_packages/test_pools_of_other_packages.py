@@ -26,7 +26,7 @@ _used: dict[str, ConditionalAccumulator] = {}  # of this process
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """A named accumulator; forked workers inherit it."""
+    """Yield a named accumulator, which forked workers inherit."""
     with ConditionalAccumulator("f8", (), NAME, unlink_on_close=True) as made:
         _used["acc"] = made
         yield made
@@ -38,14 +38,14 @@ def acc() -> Iterator[ConditionalAccumulator]:
     ids=" by ".join,
 )
 def context(request: pytest.FixtureRequest) -> Any:
-    """The package's multiprocessing context for a start method."""
+    """Return the package's multiprocessing context for a start method."""
     package, method = request.param
     return PACKAGES[package].get_context(method)
 
 
 def get_ready(given: ConditionalAccumulator | None, namespace: str) -> None:
-    """Keep the argument, or attach by name."""
-    os.environ["SHMACC_NAMESPACE"] = namespace  # a forkserver has that of an earlier test
+    """Keep the given accumulator, or attach to it by name."""
+    os.environ["SHMACC_NAMESPACE"] = namespace  # a forkserver keeps an earlier test's
     _used["acc"] = ConditionalAccumulator.attach(NAME) if given is None else given
 
 
@@ -54,7 +54,7 @@ def apply(_: int) -> bool:
 
 
 def news(acc: ConditionalAccumulator) -> Any:
-    """The reasons of deaths that a take reports."""
+    """Return the reasons of deaths that a take reports."""
     try:
         acc.take(2**40, timeout=0, on_death="raise")
     except errors.WorkerDiedError as error:
@@ -65,7 +65,7 @@ def news(acc: ConditionalAccumulator) -> Any:
 
 
 def initialised(acc: ConditionalAccumulator | None) -> dict[str, Any]:
-    """How workers get the accumulator: as an argument, or by name."""
+    """Return options that give workers the accumulator as an argument, or by name."""
     return {"initializer": get_ready, "initargs": (acc, os.environ["SHMACC_NAMESPACE"])}
 
 
@@ -79,15 +79,15 @@ def end_well(pool: Any, acc: ConditionalAccumulator) -> None:
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_workers_that_end_well_are_not_dead(
+def test_workers_that_end_well_are_not_reported_dead(
     acc: ConditionalAccumulator, context: Any, *, by_name: bool
 ) -> None:
     end_well(context.Pool(2, **initialised(None if by_name else acc)), acc)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_workers_that_are_replaced_are_not_dead(acc: ConditionalAccumulator, package: str) -> None:
-    """Forked workers, which inherit it, or attach by name."""
+def test_replaced_workers_are_not_reported_dead(acc: ConditionalAccumulator, package: str) -> None:
+    """The forked workers inherit the accumulator, or attach by name."""
     how = initialised(None) if package == "billiard" else {}
     context = PACKAGES[package].get_context("fork")
     end_well(context.Pool(2, maxtasksperchild=2, **how), acc)
@@ -142,7 +142,7 @@ def attach_and_fail(rank: int) -> None:
 def test_a_failed_worker_of_torchs_spawn_is_reported_with_its_exception(
     acc: ConditionalAccumulator, method: str
 ) -> None:
-    """Not with the SystemExit(1) into which torch turns it."""
+    """The reason is not the SystemExit(1) into which torch turns the exception."""
     from torch import multiprocessing  # here, since it takes seconds, also in spawned workers
 
     with pytest.raises(multiprocessing.ProcessRaisedException, match="bad batch"):

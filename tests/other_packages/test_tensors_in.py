@@ -32,7 +32,7 @@ COMPLEX: Final = torch.complex(ROWS, -ROWS)
 
 @contextlib.contextmanager
 def long_way() -> Iterator[None]:
-    """Make the extension believe that no tensor is of torch's own class."""
+    """Make the extension take its slow path: it then knows no tensor as torch's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "Tensor", object)
         yield
@@ -82,7 +82,7 @@ WHILES: Final[dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]] =
     "always": contextlib.nullcontext,
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
-    "a mode": lambda: torch.device("cpu"),  # a function of Python's comes between each call
+    "a mode": lambda: torch.device("cpu"),  # torch then calls a Python function in each call
 }
 
 
@@ -125,12 +125,12 @@ def test_tensors_are_read_in_place() -> None:
     address = given.data_ptr()
     del given
     keeper: Any = array.base
-    assert keeper.data_ptr() == address  # which keeps the tensor
+    assert keeper.data_ptr() == address  # the base keeps the tensor
     with torch.no_grad():
         assert _core.plain_array(ROWS.clone().requires_grad_(), FLOAT32) is None
 
 
-def test_a_tensor_is_released() -> None:
+def test_a_tensor_is_released_after_it_was_applied() -> None:
     given = ROWS.clone()
     before = sys.getrefcount(given)
     with SparseConditionalAccumulator("float32") as acc:
@@ -139,7 +139,7 @@ def test_a_tensor_is_released() -> None:
     assert sys.getrefcount(given) == before
 
 
-def test_jax_arrays_equal_numpys() -> None:
+def test_jax_arrays_give_what_their_numpy_arrays_give() -> None:
     with SparseConditionalAccumulator("float32") as acc, ConditionalAccumulator("float32") as dense:
         for values in (
             jnp.ones((2, 2)), jnp.ones((2, 2), jnp.bfloat16), jnp.ones((2, 2), jnp.int32),

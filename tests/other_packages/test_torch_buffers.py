@@ -95,7 +95,7 @@ def test_a_write_in_the_block_is_in_the_update(write: Any, kind: Any, optimizer:
 
 @SHARED
 def test_a_chiefs_write_counts_and_not_the_replicas_mean(optimizer: Any) -> None:
-    """A buffer that the chief does not write is still the mean of the replicas'."""
+    """A buffer that the chief does not write is still the mean over the replicas."""
     model, other = Noted(), Noted()
     with pair(model, other, optimizer=optimizer) as (replicas, replica):
         for value in (3.0, float("nan"), float("nan"), 9.0):
@@ -183,7 +183,7 @@ def test_a_write_between_blocks_raises_and_is_undone(write: Any, look: str) -> N
 
 @SHARED
 def test_a_forward_pass_of_the_chief_is_no_write(optimizer: Any) -> None:
-    """Statistics are the mean of the replicas'; but the chief may set them."""
+    """The statistics are the mean over the replicas, but the chief may set them."""
     model, other = Noted(), Noted()
     with pair(model, other, optimizer=optimizer) as (replicas, replica):
         for reset in (False, True):
@@ -211,7 +211,7 @@ def test_another_kind_of_tensor_in_a_buffers_place_is_refused(wrong: Any, optimi
             replicas.round(timeout=LONG),
         ):
             model.best = wrong
-        if optimizer is None:  # as after any exception in the block of an optimizer of torch
+        if optimizer is None:  # as after any exception in a block with torch's optimizer
             replica.close()
             return
         with replicas.round(timeout=LONG):

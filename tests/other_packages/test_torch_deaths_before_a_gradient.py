@@ -53,7 +53,7 @@ def viewer_that_fails() -> None:
 
 
 def told(replicas: Any) -> Any:
-    """What the next wait reports of deaths; None: nothing."""
+    """Return what the next wait reports of deaths; None: it reports no death."""
     try:
         with replicas.round(timeout=0.01, on_death="raise"):
             pytest.fail("there was no gradient")
@@ -69,7 +69,7 @@ def told(replicas: Any) -> Any:
 def test_a_failure_before_the_first_gradient_is_reported_once(
     start: Callable[..., Apart], fail: Callable[..., None], kind: Any, optimizer: Any
 ) -> None:
-    """The failure ends a wait that has begun. A viewer that fails is no replica."""
+    """The failure ends a wait that has begun. A viewer's failure is not reported."""
     with kind(one_layer(), NAME, total_num_replicas=2, optimizer=optimizer) as replicas:
         viewer = start(viewer_that_fails)
         replica = start(replica_that, fail, 1)

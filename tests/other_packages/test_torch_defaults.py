@@ -122,7 +122,7 @@ def test_training_does_not_depend_on_the_defaults(kind: Any, optimizer: Any) -> 
 
 
 def test_another_default_dtype_changes_new_tables_only() -> None:
-    """Results of torch's optimizers stay the same."""
+    """What `optimizer_of` returns for torch's optimizers stays the same."""
     model, other = Model(), Model()
     with defaults("meta", torch.float64):
         assert TableEmbedding(2)._own.spec.dtype == "float64"

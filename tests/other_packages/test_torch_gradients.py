@@ -19,7 +19,7 @@ DTYPES: Final = [
 
 
 def embedding_gradient(*, coalesced: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The gradient of ``nn.Embedding(sparse=True)``: 1 in row 5, 2 in row 2, which occurs twice."""
+    """Return a gradient of ``nn.Embedding(sparse=True)``: a 1 in row 5, two in row 2."""
     layer = torch.nn.Embedding(9, 2, sparse=True, dtype=dtype)
     layer(torch.tensor([5, 2, 2])).sum().backward()
     assert layer.weight.grad is not None
@@ -174,7 +174,7 @@ class Elsewhere(torch.Tensor):
 )
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*(quantiz|prototype):UserWarning")
-def test_refusals_name_the_remedy(spoil: Any, words: str) -> None:
+def test_refusals_of_dense_gradients_name_the_remedy(spoil: Any, words: str) -> None:
     apply_by_all(spoil(ROWS.clone()), "float32", sparse=False, words=words)
 
 
@@ -223,7 +223,7 @@ def test_a_result_with_an_unknown_number_of_rows_is_no_tensor() -> None:
             convert()
 
 
-def test_a_partial_is_converted_as_sums() -> None:
+def test_a_partial_becomes_a_tensor_of_undivided_sums() -> None:
     with shmacc.ConditionalAccumulator(torch.bfloat16, (3, 2)) as acc:
         for _ in range(2):
             acc.apply_grad(ROWS.to(torch.bfloat16))
@@ -232,7 +232,7 @@ def test_a_partial_is_converted_as_sums() -> None:
     assert torch.equal(sums, 2 * ROWS)
 
 
-def test_shared_arrays_start_as_tensors() -> None:
+def test_shared_arrays_can_be_made_of_tensors() -> None:
     tensors = {"bf": ROWS.to(torch.bfloat16), "fp": ROWS, "flag": torch.tensor([True])}
     with shmacc.SharedArrays(tensors) as shared:
         assert {name: array.dtype.name for name, array in shared.items()} == {

@@ -24,7 +24,7 @@ from shmacc.optim import SGD
 from shmacc.torch import AsyncReplicas, SyncReplicas, TableEmbedding, _run
 
 SIZE: Final = 100
-EACH: Final = 1 if EVERY_INSTANT else 13  # only one of so many points is tried
+EACH: Final = 1 if EVERY_INSTANT else 13  # one of this many points is tried
 
 
 def within(points: Points) -> tuple[str]:
@@ -45,7 +45,7 @@ class Marks(nn.Module):
         self.rows = TableEmbedding(1) if table else None
 
     def leave(self, number: int) -> None:
-        """Leave a gradient of one number, and of one row."""
+        """Compute the gradient of one number and one row."""
         loss = self.weight[number] + self.norm(torch.tensor([[1.0], [number]])).sum()
         if self.rows is not None:
             loss = loss + self.rows(torch.tensor([number])).sum()
@@ -76,16 +76,16 @@ class Ledger:
                         self.rows[number] = self.rows.get(number, 0) + count * update.weight
 
     def of(self, number: int) -> float:
-        """How often a gradient counted."""
+        """Return how often a gradient counted."""
         found = round(float(self.found[number]), 3)
         assert self.model.rows is None or round(self.rows.get(number, 0), 3) == found
         return found
 
 
 def interrupted(call: Callable[[], Any], points: Points, number: int, again: int) -> Any:
-    """Return what the call returns, None if an exception ended it; and whether an alarm came.
+    """Return the call's result (None if an exception ended it), and whether an alarm came.
 
-    again: after how many more points another alarm comes; 0: it does not.
+    again: The number of further points after which a second alarm comes; 0: no second alarm.
     """
     came = 0
 
@@ -158,7 +158,7 @@ TWICE: Final = (0, 1, 4, 9, 16, 40) if EVERY_INSTANT else (0, 5)
     [(SyncReplicas, plan) for plan in PLANS]
     + [(AsyncReplicas, plan) for plan in PLANS if "update" not in plan],
 )
-def test_an_exception_at_every_point_of_a_step(kind: Any, plan: str) -> None:
+def test_an_exception_in_a_step_loses_and_doubles_no_gradient(kind: Any, plan: str) -> None:
     """A second exception may follow soon after the first."""
     model, other = Marks(), Marks()
     ledger, numbers = Ledger(model), itertools.cycle(range(SIZE))
@@ -181,7 +181,7 @@ def whole_turn(replicas: Any, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 @pytest.mark.parametrize("of_torch", [False, True], ids=["of shmacc", "of torch"])
-def test_an_exception_at_every_point_of_a_round(kind: Any, *, of_torch: bool) -> None:
+def test_an_exception_in_a_round_closes_it_and_loses_nothing(kind: Any, *, of_torch: bool) -> None:
     """No round stays open while the exception exists; then the gradient is in one update."""
     model, other = Marks(table=False), Marks(table=False)
     optimizer = torch.optim.SGD(model.parameters(), 1.0) if of_torch else None
@@ -203,11 +203,11 @@ def test_an_exception_at_every_point_of_a_round(kind: Any, *, of_torch: bool) ->
                 opened = replicas._group.stats().round_pid is not None
                 assert opened == (replicas._turn.state == "open"), where
                 suspect = of_torch and _run.half_updated(replicas._run)
-                if suspect:  # the block had begun: so says the next round
+                if suspect:  # the block had begun, and the next round says so
                     with pytest.raises(errors.FailedPreconditionError, match="half updated"):
                         replicas.round(timeout=LONG).__enter__()
                     replicas.load_state_dict(replicas.state_dict())
-                    replica._follow(replica._group.global_step)  # else its next one is dropped
+                    replica._follow(replica._group.global_step)  # else its next gradient is dropped
                 elif replicas._group.num_accumulated():
                     with suppress(errors.DeadlineExceededError):
                         whole_turn(replicas, optimizer)
@@ -227,7 +227,7 @@ def test_an_exception_at_every_point_of_a_round(kind: Any, *, of_torch: bool) ->
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 @pytest.mark.parametrize("call", ["made", "closed"])
-def test_an_exception_at_every_point_of_a_trainings_ends(call: str, namespace: str) -> None:
+def test_an_exception_in_a_chiefs_start_or_end_harms_no_training(call: str, namespace: str) -> None:
     """A training that did not start ends no later one; an interrupted end can be repeated."""
     for number in itertools.count(1, 1 if EVERY_INSTANT else 101):  # a collection takes long
         first, second = Marks(), Marks()
@@ -250,7 +250,7 @@ def test_an_exception_at_every_point_of_a_trainings_ends(call: str, namespace: s
             maker.close()
             assert not list(Path(SHM_DIRECTORY).glob(f"*{namespace}*")), number
         elif made is None:
-            gc.collect()  # the very last points of a maker leave it to the collector
+            gc.collect()  # at the very last points only the collector closes it
             with SyncReplicas(Marks(), NAME, total_num_replicas=1, optimizer=SGD(1.0)) as replicas:
                 gc.collect()
                 assert replicas._group.running

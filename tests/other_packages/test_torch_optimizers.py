@@ -69,7 +69,7 @@ def close(model: nn.Module, alone: nn.Module) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6, msg=name)
 
 
-# At their defaults: test_optimizers_of_torch.py.
+# test_optimizers_of_torch.py compares optimizers at their defaults.
 DENSE: Final[dict[str, Callable[[Any], Any]]] = {
     "momentum": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2),
     "nesterov": lambda of: OF.SGD(of, 0.1, momentum=0.9, weight_decay=1e-2, nesterov=True),
@@ -104,7 +104,7 @@ def test_sparse_updates_equal_torchs_even_without_rows(make: Any) -> None:
     train_as_torch(lambda model: optimizer_of(*theirs(model)), theirs, sparse=True)
 
 
-def test_a_constraint_holds_of_all_that_optimizer_of_translates() -> None:
+def test_a_constraint_holds_for_each_optimizer_that_optimizer_of_translates() -> None:
     clip = Clip(-0.01, 0.01)
     model = nn.Linear(3, 2)
     made = optimizer_of(OF.RMSprop(model.parameters(), 1e-3), constraint=clip)
@@ -183,7 +183,7 @@ def test_optimizers_that_torch_lacks_for_sparse_gradients_are_refused(make: Any)
     refused("'emb.weight' has sparse gradients", optimizer_of(make(model.parameters())), model)
 
 
-def test_optimizers_of_another_model_or_with_steps_are_refused() -> None:
+def test_optimizers_of_another_model_or_that_made_steps_are_refused() -> None:
     model = Words()
     refused("that is not the model's", optimizer_of(OF.SGD(Words().parameters())), model)
     part = OF.SGD([*model.emb.parameters(), *model.layer.parameters()], 0.1)
@@ -262,7 +262,7 @@ def test_bad_patterns_are_refused() -> None:
 
 @pytest.mark.parametrize("by", ["schedule", "round"])
 def test_rates_by_pattern_follow_the_step(by: str) -> None:
-    """Parameters without a pattern have their optimizer's rate."""
+    """Parameters that match no pattern of rates keep their optimizer's rate."""
 
     def rates(step: int) -> dict[str, float]:
         return {"emb*": 0.05 / (1 + step)}

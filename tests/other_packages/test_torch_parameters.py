@@ -56,7 +56,7 @@ def parameters_of(replicas: SyncReplicas) -> shmacc.Parameters:
     ],
     ids=["one for all", "by name"],
 )
-def test_updates_equal_those_of_parameters(optimizer: Any) -> None:
+def test_updates_of_a_model_equal_updates_of_parameters(optimizer: Any) -> None:
     """Gradients are scaled, rates follow a schedule; frozen and unused parameters stay."""
     model, other = Mixed(), Mixed()
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -107,7 +107,7 @@ def compute(rank: int) -> None:
 
 
 def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
-    """Be a chief that dies in its first block, or trains to the end; return everything."""
+    """Be a chief that dies in its first block, or trains to the end; return its whole state."""
     model = Mixed()
     chosen = {"rows*": Adagrad(0.1), "*": AdamW(0.05, as_torch=True)}
     with SyncReplicas(
@@ -212,7 +212,6 @@ def test_a_gradient_may_be_another_view_of_the_given_one(view: Any) -> None:
 
 
 def test_two_chiefs_take_over_when_the_others_block_raises() -> None:
-    """Both chiefs live, and alternate."""
     one, two, other = Mixed(), Mixed(), Mixed()
     undisturbed, alone = [], Mixed()
     with pair(alone, other, optimizer=ADAM) as (replicas, replica):
@@ -233,13 +232,13 @@ def test_two_chiefs_take_over_when_the_others_block_raises() -> None:
                 raise ZeroDivisionError
             make_round(goes_on, replica)
             assert first.global_step == second.global_step == step + 1
-            same(contents(model), expected)  # buffers of the other one follow at its next round
+            same(contents(model), expected)  # the other chief's buffers follow at its next round
             for name, value in (one if model is two else two).named_parameters():
                 assert torch.equal(value, expected[name]), name
 
 
 @pytest.mark.parametrize("final", [False, True], ids=["between rounds", "an update has begun"])
-def test_a_checkpoint_has_everything(start: Callable[..., Apart], *, final: bool) -> None:
+def test_a_checkpoint_restores_all_of_a_run(start: Callable[..., Apart], *, final: bool) -> None:
     """This holds even if a dead chief had begun an update."""
     model, other = Mixed(), Mixed()
     first = SyncReplicas(model, NAME, total_num_replicas=1, optimizer=ADAM)
@@ -284,7 +283,7 @@ def lead_alone(die: Callable[[], None]) -> None:
 
 
 def test_a_chief_may_evaluate_in_training_mode() -> None:
-    """Statistics of its forward pass last only until the round's."""
+    """The round's statistics replace those of the chief's own forward pass."""
     model, other = Mixed(), Mixed()
     with pair(model, other, optimizer=ADAM) as (replicas, replica):
         model(torch.arange(8))

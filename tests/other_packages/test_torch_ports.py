@@ -77,7 +77,7 @@ def compute(rank: int) -> None:
 
 
 def lead(dies_at: int) -> dict[str, Any]:
-    """Be a chief until all have left; at a step it is killed in its block."""
+    """Be a chief until all have left, or until it kills itself in the block of step `dies_at`."""
     model = Dlrm()
     optimizer = optimizer_of(*optimizers_of(model))
     with SyncReplicas(
@@ -102,7 +102,7 @@ def alone() -> dict[str, Any]:
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.grad = parameter.grad / RANKS
-        clip_grad_norm_(model.parameters(), 0.5)  # torch's has no sparse gradients
+        clip_grad_norm_(model.parameters(), 0.5)  # torch's own takes no sparse gradients
         for optimizer, rate in zip(optimizers, rates(step).values(), strict=True):
             optimizer.param_groups[0]["lr"] = rate
             optimizer.step()

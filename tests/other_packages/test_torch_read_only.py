@@ -24,7 +24,7 @@ ADAM: Final = Adam(0.1)
 
 
 class Words(nn.Module):
-    """Rows, and a layer of some pages."""
+    """A model with rows, and with a layer of several pages of memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ WRITES: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 class Training:
-    """A chief and a replica; a test writes to one's model."""
+    """A chief and a replica; a test writes to the model of one of them."""
 
     def __init__(self, which: str) -> None:
-        """Make the models of chief and replica; `which` is the one that is written to."""
+        """Make the models of chief and replica; `which` says whose model is written to."""
         self.of_chief, self.of_replica = Words(), Words()
         self.written = self.of_chief if which == "chief" else self.of_replica
         self.of_torch = "torch" in which
@@ -119,7 +119,7 @@ def training(request: pytest.FixtureRequest, namespace: str) -> Iterator[Trainin
 
 
 def _and_go_on(write: Any, model: Any) -> None:
-    """Write; Python raises a pending exception where the loop goes back, at the latest."""
+    """Write; Python raises a pending exception at the latest where the loop goes back."""
     write(model)
     for _ in range(2):
         pass
@@ -133,12 +133,12 @@ READ_ONLY: Final = ["chief", "replica", "replica of torch's optimizer"]
     [(READ_ONLY[i % 3], name) for i, name in enumerate(WRITES)],
     indirect=["training"],
 )
-def test_a_write_raises_and_changes_nothing(training: Training, name: str) -> None:
+def test_a_write_to_a_model_raises_and_changes_nothing(training: Training, name: str) -> None:
     write = WRITES[name]
     before = contents(training.of_chief)
     with pytest.raises(RuntimeError, match="read-only in this process") as caught:
         _and_go_on(write, training.written)
-    # A RuntimeError is what torch's load_state_dict makes of each exception.
+    # torch's load_state_dict turns each exception into a RuntimeError.
     loads = name == "load_state_dict"
     assert isinstance(caught.value, errors.FailedPreconditionError) != loads
     assert "copy.deepcopy(model)" in str(caught.value)
@@ -165,7 +165,7 @@ def test_a_write_in_the_block_does_not_change_the_round(training: Training, writ
 
 @pytest.mark.parametrize("training", ["replica"], indirect=True)
 def test_a_threads_write_raises_at_its_next_step(training: Training) -> None:
-    """If the main thread gets to it before, the exception is raised there."""
+    """The exception may be raised in the main thread instead, if that thread is first."""
     before = contents(training.of_chief)
 
     def work() -> None:
@@ -191,7 +191,7 @@ def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
 
 
 def test_copies_and_unshared_models_may_be_written() -> None:
-    """A copy of a shared model, and a model before it is shared."""
+    """A copy of a shared model may be written, and so may a model before it is shared."""
     model = Words()
     WRITES["load_state_dict"](model)
     with pair(model, Words(), optimizer=ADAM):
@@ -206,7 +206,7 @@ def test_copies_and_unshared_models_may_be_written() -> None:
     ("optimizer", "write"), [((ADAM, None)[i % 2], name) for i, name in enumerate(WRITES)]
 )
 def test_torch_alone_can_go_on_training_models_after_the_end(optimizer: Any, write: str) -> None:
-    """By torch alone. Only a chief with torch's optimizer stays in memory that others read."""
+    """Only the model of a chief with torch's optimizer stays in memory that others read."""
     models = Words(), Words()
     with pair(*models, optimizer=optimizer):
         pass
@@ -219,7 +219,7 @@ def test_torch_alone_can_go_on_training_models_after_the_end(optimizer: Any, wri
         WRITES[write](model)
         same(contents(model), contents(alone))
         assert any(not torch.equal(before[name], value) for name, value in contents(model).items())
-        same(contents(other), others)  # the replica's is its own since its first write
+        same(contents(other), others)  # a replica's model is private after its first write
 
 
 def test_a_replica_that_has_left_trains_on_by_itself() -> None:
@@ -268,7 +268,7 @@ def _write_for_good(which: str) -> None:
 
 @needs_denials
 @pytest.mark.parametrize("which", ["chief", "replica"])
-def test_a_replica_with_its_own_numbers_cannot_train_with_others(start: Any, which: str) -> None:
+def test_training_is_refused_after_a_write_that_cannot_be_undone(start: Any, which: str) -> None:
     start(_write_for_good, which).result()
 
 

@@ -17,11 +17,11 @@ import shmacc.torch
 from shmacc import errors, inspection
 from shmacc.torch import AsyncReplicas, Replica, SyncReplicas, _block, _model, _run
 
-BATCH: Final = 8  # a power of two: gradients times a weight, and divided by it, are the same
+BATCH: Final = 8  # a power of two: so gradients are scaled without rounding
 
 
 class Tied(nn.Module):
-    """Rows by number, dense layers, frozen and unused ones, and tied weights."""
+    """A model with rows by number, dense, frozen and unused layers, and tied weights."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def size_of(rank: int, step: int, *, even: bool) -> int:
 
 
 def compute(rank: int, steps: int = 2**30, dtype: Any = torch.float32, even: bool = True) -> int:
-    """Be a replica with data for so many steps, until the chief ends; return how many counted."""
+    """Be a replica for `steps` steps or until the chief ends; return how many steps counted."""
     counted = 0
     model = Tied(dtype)
     with Replica(model, NAME, rank, timeout=LONG) as replica:
@@ -75,7 +75,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 def alone(
     steps: int, *lengths: int, even: bool = True, dtype: Any = torch.float32, make: Any = None
 ) -> Tied:
-    """The result of one process with everybody's batches, for so many steps."""
+    """Return the model that one process trains with the batches of all replicas."""
     model = Tied(dtype)
     optimizer = (make or optimizer_of)(model)
     for step in range(steps):
@@ -110,7 +110,7 @@ def train(replicas: Any, optimizer: torch.optim.Optimizer, model: Any, steps: in
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_one_replica_has_plain_torchs_bits(start: Callable[..., Apart], dtype: torch.dtype) -> None:
+def test_one_replica_trains_to_torchs_bits(start: Callable[..., Apart], dtype: torch.dtype) -> None:
     model = Tied(dtype)
     frozen, first = model.frozen.weight.clone(), model.first.weight
     with SyncReplicas(model, NAME, total_num_replicas=1) as replicas:
@@ -143,7 +143,7 @@ def test_three_replicas_equal_one_large_batch(start: Callable[..., Apart], *, ev
 
 
 def compute_and_say(rank: int, pipe: Any) -> None:
-    """Be a replica that reports before each step, and is told whether to go on."""
+    """Be a replica that reports before each step, and then waits until it may go on."""
     model = Tied()
     replica = Replica(model, NAME, rank, timeout=LONG)
     while replica.running:
@@ -155,7 +155,7 @@ def compute_and_say(rank: int, pipe: Any) -> None:
 
 @pytest.mark.parametrize("counted", [True, False], ids=["its gradient is in", "it is not"])
 def test_a_killed_replicas_batch_counts_once(start: Callable[..., Apart], *, counted: bool) -> None:
-    """The replica is killed before its gradient or after it."""
+    """The replica is killed before or after it has applied its gradient."""
     model = Tied()
     optimizer = optimizer_of(model)
     with SyncReplicas(model, NAME, total_num_replicas=2) as replicas:
@@ -177,13 +177,13 @@ def test_a_killed_replicas_batch_counts_once(start: Callable[..., Apart], *, cou
 
 
 def say_nothing(rank: int) -> None:
-    """Be a replica that never comes to its first step, until told to end."""
+    """Be a replica that makes no step, and stays until the training ends."""
     model = Tied()
     with Replica(model, NAME, rank, timeout=LONG) as replica:
         until(lambda: not replica.running)
 
 
-def test_backups_are_not_waited_for(start: Callable[..., Apart]) -> None:
+def test_a_round_does_not_wait_for_backup_replicas(start: Callable[..., Apart]) -> None:
     model = Tied()
     with SyncReplicas(model, NAME, total_num_replicas=3, replicas_to_aggregate=2) as replicas:
         children = [start(say_nothing, 2)]
@@ -259,7 +259,7 @@ def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
     late = SyncReplicas(Tied(), NAME, total_num_replicas=2)
     with pytest.raises(errors.FailedPreconditionError, match="half updated"):
         late.round(timeout=LONG).__enter__()
-    late._group.close()  # without the end of the training
+    late._group.close()  # this does not end the training
     late._shared.close()
     chief = start(lead, tmp_path / "checkpoint")
     assert chief.hear() == 3
@@ -272,7 +272,7 @@ def test_a_chief_that_is_killed_in_its_block_goes_on_from_a_checkpoint(
 
 
 def test_a_chief_that_dies_between_update_and_commit_updates_once() -> None:
-    """The next one gets the same gradients, and does not add them twice."""
+    """The next chief gets the same gradients, and does not add them twice."""
     model, other = Tied(), Tied()
     optimizer = optimizer_of(model)
     with pair(model, other) as (replicas, replica):
@@ -344,7 +344,7 @@ def test_an_asynchronous_replica_waits_for_room() -> None:
         loss_of(other, *batch(1, 0)).backward()
         with pytest.raises(errors.DeadlineExceededError):
             replica.step()
-        assert other.out.weight.grad is not None  # to try again
+        assert other.out.weight.grad is not None  # so the step can be tried again
         with replicas.round(timeout=LONG) as update:
             assert update.replicas == (1, 1)
         assert replica.step()

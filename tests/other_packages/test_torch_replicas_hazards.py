@@ -38,13 +38,13 @@ def hand_over(replica: Replica, model: nn.Module) -> None:
 
 
 def in_a_round(replicas: SyncReplicas, replica: Replica, model: nn.Module) -> Any:
-    """Compute a gradient, and make a round of it, with the block."""
+    """Compute a gradient, and make a round of it around the caller's block."""
     model(torch.ones(1, 2)).sum().backward()
     return in_its_round(replicas, replica)
 
 
 def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None:
-    """Expect a refusal: a checkpoint would have numbers that nobody trains."""
+    """Expect refusals: otherwise a checkpoint would have parameters that nobody trains."""
     for call in (
         replicas.round(timeout=LONG).__enter__,
         replicas.state_dict,
@@ -56,7 +56,7 @@ def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None
 
 @pytest.fixture
 def queued() -> Iterator[Callable[[SyncReplicas], Any]]:
-    """Enter a chief's round in a thread; return when it waits, with its future."""
+    """Yield a function that enters a round in a thread, and returns its future once it waits."""
     with ThreadPoolExecutor() as executor:
 
         def wait(chief: SyncReplicas) -> Any:
@@ -76,7 +76,7 @@ def test_a_waiting_chief_does_not_go_on_from_half_an_update(queued: Any) -> None
     with pair(model, other) as (first, replica), chief_of(one_layer()) as second:
         hand_over(replica, other)
         with pytest.raises(ZeroDivisionError), first.round(timeout=LONG):  # noqa: PT012
-            waits = queued(second)  # all was well when it began to wait
+            waits = queued(second)  # when this wait begins, no update is half done
             raise ZeroDivisionError
         with pytest.raises(errors.FailedPreconditionError, match="half updated"):
             waits.result(LONG)
@@ -91,7 +91,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
 def test_each_of_two_chiefs_is_warned(optimizer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Once each; not one that loads a checkpoint, gives a round up, or is alone."""
+    """Each is warned once. A lone chief that loads a checkpoint or gives up a round is not."""
     models = [one_layer() for _ in range(3)]
     with pair(*models[:2], optimizer=optimizer) as (first, replica):
 
@@ -176,12 +176,12 @@ def test_a_repeated_step_returns_whether_the_gradient_counted() -> None:
     other = one_layer()
     with pair(one_layer(), other) as (replicas, replica):
         with in_a_round(replicas, replica, other):
-            hand_over(replica, other)  # in the round, which is sealed: a retry hands nothing over
+            hand_over(replica, other)  # already in the sealed round, so nothing is applied
         assert replicas._group.num_accumulated() == 0
 
 
 @pytest.mark.parametrize("drop", ["checkpoint", "end"])
-def test_a_gradient_that_is_dropped_does_not_count(drop: str) -> None:
+def test_a_step_whose_gradient_is_dropped_returns_false(drop: str) -> None:
     other = one_layer()
     with chief_of(one_layer()) as replicas:
         replica = Replica(other, NAME, 0, timeout=0.01)
@@ -196,7 +196,7 @@ def test_a_gradient_that_is_dropped_does_not_count(drop: str) -> None:
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)])
 def test_an_asynchronous_gradient_from_before_a_load_is_dropped(optimizer: SGD | None) -> None:
-    """Such a gradient has no step that could be stale."""
+    """An asynchronous gradient has no step that could be stale."""
     model, other = one_layer(), one_layer()
     with (
         AsyncReplicas(model, NAME, total_num_replicas=1, optimizer=optimizer) as replicas,
@@ -227,8 +227,8 @@ def test_a_round_counts_each_replica_once() -> None:
         replica.close()
         late = one_layer()
         with pytest.raises(errors.DeadlineExceededError):
-            Replica(late, NAME, 0, timeout=0.01)  # comes back, and waits for that round's end
-        nn.init.zeros_(late.weight)  # it is nobody's
+            Replica(late, NAME, 0, timeout=0.01)  # it comes back, and waits for that round's end
+        nn.init.zeros_(late.weight)  # this model was not shared
         assert not late.weight.any()
         with pytest.raises(errors.DeadlineExceededError):
             replicas.round(timeout=0.01).__enter__()
@@ -236,7 +236,7 @@ def test_a_round_counts_each_replica_once() -> None:
 
 
 def test_a_replica_that_cannot_leave_in_time_is_closed() -> None:
-    """The replica counts as failed, which the chief's wait reports."""
+    """The replica counts as failed, and the chief's wait reports that."""
     other = one_layer()
     with chief_of(one_layer(), 2) as replicas:
         with (
@@ -251,7 +251,7 @@ def test_a_replica_that_cannot_leave_in_time_is_closed() -> None:
 
 @pytest.mark.parametrize("end", [None, SystemExit(0), GeneratorExit(), ValueError()], ids=repr)
 def test_a_replica_whose_block_ends_without_an_error_has_left(end: BaseException | None) -> None:
-    """The chief no longer waits for it; nor after sys.exit()."""
+    """The chief no longer waits for it. A sys.exit() counts as an end without an error."""
     with chief_of(one_layer(), 2) as replicas:
         with suppress(BaseException), Replica(one_layer(), NAME, 0, timeout=LONG):
             if end is not None:
@@ -261,14 +261,14 @@ def test_a_replica_whose_block_ends_without_an_error_has_left(end: BaseException
 
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
-def test_an_exit_does_not_wait_for_a_chief(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By SIGTERM, say, when the chief is dead or joins this process. It has failed to leave."""
+def test_an_exiting_replica_waits_for_no_chief(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SIGTERM may come when the chief is dead or joins the replica. The replica has failed."""
     monkeypatch.setattr(_replica, "_AT_EXIT", 0.01)
     other = one_layer()
     with kind(one_layer(), NAME, total_num_replicas=1) as replicas:
         with pytest.raises(SystemExit), Replica(other, NAME, 0, timeout=LONG) as replica:  # noqa: PT012
             other(torch.ones(1, 2)).sum().backward()
-            assert replica._hand_over(1)  # an asynchronous one has no room to leave now
+            assert replica._hand_over(1)  # an asynchronous replica has no room to leave now
             raise SystemExit
         assert len(replicas._group.take(1, timeout=0).contributors) == 1
         with pytest.raises(errors.WorkerDiedError, match="DeadlineExceededError"):
@@ -356,7 +356,7 @@ def added(model: nn.Sequential) -> None:
 @pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize("change", [assigned, replaced, added])
 def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: Any) -> None:
-    """Nobody would take their gradients. A copy beside the model may have none."""
+    """Nobody would take the new parameters' gradients. A frozen copy of a layer is allowed."""
     model, other = two_layers(), two_layers()
     with pair(model, other, optimizer=optimizer) as (replicas, replica):
         other.append(copy.deepcopy(other[1]).requires_grad_(requires_grad=False))
@@ -366,7 +366,7 @@ def test_a_model_that_gets_other_parameters_is_refused(change: Any, optimizer: A
         hand_over(replica, other)
         change(model)
         change(other)
-        if change is not added:  # the chief has no gradient of it
+        if change is not added:  # the chief has no gradient of an added layer
             assert_chief_refuses(replicas, saved, "not the parameter that")
             assert replicas._group.num_accumulated() == 1
         replica._handed = None
@@ -430,7 +430,7 @@ def test_models_that_cannot_be_trained_are_refused(namespace: str) -> None:
     assert not testing.leaked_names(namespace)
 
 
-def test_names_of_other_segments_are_refused() -> None:
+def test_segments_of_that_name_without_a_model_are_refused() -> None:
     members = {"weight": shmacc.TensorSpec((1, 2), "float32")}
     with (
         shmacc.AccumulatorGroup(members, NAME, unlink_on_close=True),
@@ -441,7 +441,7 @@ def test_names_of_other_segments_are_refused() -> None:
 
 
 class Scaled(nn.Module):
-    """Uses the name `sparse` for something else; changes its buffer by an assignment."""
+    """A module with an attribute `sparse` of its own, which assigns its buffer anew."""
 
     seen: torch.Tensor
 
@@ -508,7 +508,7 @@ def test_buffers_may_be_expanded_views(optimizer: Any) -> None:
         same(contents(third), before)
 
 
-def test_gradients_may_have_their_own_graph() -> None:
+def test_gradients_made_with_create_graph_are_accepted() -> None:
     model, other = Scaled(), Scaled()
     with pair(model, other) as (replicas, replica):
         with pytest.warns(UserWarning, match="create_graph"):
@@ -540,6 +540,6 @@ def test_names_are_removed_with_the_chief_that_took_over() -> None:
     first._shared.close()
 
 
-def test_a_replica_without_a_chief_raises() -> None:
+def test_a_replica_without_a_chief_raises_at_its_timeout() -> None:
     with pytest.raises(errors.DeadlineExceededError, match=NAME):
         Replica(one_layer(), NAME, 0, timeout=0.05)

@@ -26,7 +26,7 @@ from shmacc.torch import (
 
 
 def slots_of(replicas: Any) -> dict[str, Any]:
-    """The optimizer's slots, with how many updates each array has had."""
+    """Return the optimizer's slots, and how many updates each array has had."""
     state = replicas._shared.state()
     slots = {
         name: numbers for name, numbers in state.items() if name.endswith((".m", ".v", ".momentum"))
@@ -49,7 +49,7 @@ def hand_over(replica: Replica, model: nn.Module, scale: float = 1.0) -> None:
     ("optimizer", "kind"), [(SGD(0.3, momentum=0.9), SyncReplicas), (Adam(0.05), AsyncReplicas)]
 )
 def test_a_skipped_round_changes_nothing(optimizer: Any, kind: Any) -> None:
-    """Momentum changes nothing, either; with a gradient of zeros it would."""
+    """Not even momentum changes parameters; with a gradient of zeros it would."""
     model, other = Words(), Words()
     with pair(model, other, kind, optimizer=optimizer) as (replicas, replica):
         hand_over(replica, other)
@@ -86,7 +86,7 @@ def test_a_skip_in_a_block_that_raises_is_forgotten() -> None:
         assert not torch.equal(model.layer.weight, before["layer.weight"])
 
 
-def test_a_chief_and_a_replica_are_not_copied() -> None:
+def test_a_chief_and_a_replica_cannot_be_copied() -> None:
     with pair(Words(), Words(), optimizer=SGD(0.3)) as (replicas, replica):
         for one in replicas, replica:
             with pytest.raises(TypeError, match="neither copied nor pickled"):
@@ -109,7 +109,7 @@ def same_gradients(model: nn.Module, expected: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("order", "limit"), [(1.0, 0.5), (2.0, 0.5), (float("inf"), 0.5), (2.0, 1e6)]
 )
-def test_norms_equal_torchs_of_dense_gradients(order: float, limit: float) -> None:
+def test_norms_with_sparse_gradients_equal_torchs_of_dense_ones(order: float, limit: float) -> None:
     model, dense = with_gradients(sparse=True), with_gradients(sparse=False)
     found = clip_grad_norm_(model.parameters(), limit, order)
     wanted = nn.utils.clip_grad_norm_(dense.parameters(), limit, order)
@@ -126,7 +126,7 @@ def test_values_are_clamped_as_in_torch() -> None:
     same_gradients(model, dense)
 
 
-def test_a_sparse_gradient_without_rows_has_no_norm() -> None:
+def test_a_sparse_gradient_without_rows_has_the_norm_zero() -> None:
     rows = nn.Embedding(20, 4, sparse=True)
     rows(torch.tensor([], dtype=torch.int64)).sum().backward()
     assert clip_grad_norm_(rows.parameters(), 1.0) == 0
@@ -142,7 +142,7 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked() -> None:
 
 
 class Tower(nn.Module):
-    """Tables inside and outside a part, rows of a sparse embedding, a dense layer."""
+    """A model with tables inside and outside a part, a sparse embedding, and a dense layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ SOME: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("foreach", [None, False, True])
 @pytest.mark.parametrize("where", ["block", "replica"])
 def test_all_is_clipped_or_an_error_says_what_is_not(where: str, *, foreach: bool | None) -> None:
-    """Dense, sparse and tables; in the chief's block, and by a replica before its step."""
+    """Dense and sparse gradients and tables, in the chief's block or before a replica's step."""
     with pair(Tower(), Tower(), optimizer=SGD(0.1)) as (replicas, replica):
         ids = torch.tensor([3, 1, 1, 4])
 
@@ -202,7 +202,7 @@ def test_all_is_clipped_or_an_error_says_what_is_not(where: str, *, foreach: boo
                 for one, other in zip(dense_of(model, table), wanted, strict=True):
                     torch.testing.assert_close(one.grad, other.grad)
                     one.grad.mul_(7)
-            clip_grad_norm_(model.beside.parameters(), 1e-3)  # some of it, on purpose
+            clip_grad_norm_(model.beside.parameters(), 1e-3)  # a part of the model, on purpose
             clip_grad_norm_(model.beside.weight, 1e-4)
             clip_grad_value_([model.beside, model.rows.weight, model.alone], 1e-5)
             assert (

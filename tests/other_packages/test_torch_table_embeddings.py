@@ -1,4 +1,4 @@
-"""Embeddings of ids compute what torch's do, and chief and replicas share them."""
+"""Embeddings of ids compute what torch's embeddings do; chief and replicas share them."""
 
 import functools
 import re
@@ -63,7 +63,7 @@ def test_a_row_that_is_used_several_times_has_all_its_gradients() -> None:
     ("sum", -1, True), ("mean", -1, False),
 ])  # fmt: skip
 def test_embedding_bags_equal_torchs(mode: Any, padding: int | None, *, flat: bool) -> None:
-    """The bags include empty ones and ones of padding alone; gradients are compared, too."""
+    """Some bags are empty or have only padding; gradients are compared, too."""
     ids = torch.tensor([[1, 1, 2], [0, -1 if padding == -1 else 3, 4], [3, 3, 3]])
     if padding == -1:
         ids[2] = -1
@@ -144,7 +144,7 @@ def test_an_embedding_with_padding_equals_torchs() -> None:
 
 
 def test_a_blocks_gradients_of_tables_can_be_clipped(namespace: str) -> None:  # noqa: ARG001
-    """Tables are clipped with other gradients; those of a replica that leaves do not count."""
+    """Tables are clipped together with other gradients; a replica that left does not count."""
     model, others = Clicks(), [Clicks(), Clicks()]
     with pair(model, others[0], total=2, optimizer=optim.SGD(0.1)) as (replicas, replica):
         with Replica(others[1], NAME, 1, timeout=0.01):
@@ -189,7 +189,7 @@ def test_frozen_rows_are_not_trained() -> None:
 
 
 def test_an_embedding_that_is_replaced_is_refused() -> None:
-    """The new one has its own rows, which nobody trains."""
+    """The new embedding has its own rows, which nobody trains."""
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 1)
@@ -206,7 +206,7 @@ def test_an_embedding_that_is_replaced_is_refused() -> None:
 
 
 def test_rows_are_removed_and_counted() -> None:
-    """An update that would leave too many rows changes nothing; then remove some, or skip."""
+    """An update that would leave too many rows changes nothing; then the block may remove some."""
     model, other = Clicks(max_rows=6), Clicks(max_rows=6)
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 1)
@@ -249,7 +249,7 @@ def test_rows_are_removed_and_counted() -> None:
         replica.close()
 
 
-def test_rows_that_were_long_in_no_round_are_forgotten() -> None:
+def test_rows_that_were_in_no_round_for_long_are_forgotten() -> None:
     model, other = Clicks(), Clicks()
     with pair(model, other, optimizer=BOTH) as (replicas, replica):
         for step, ids in enumerate(([1, 2], [2, 3], [3, 4], [2, 5], [5])):
@@ -262,7 +262,7 @@ def test_rows_that_were_long_in_no_round_are_forgotten() -> None:
                     update.forget(model.users, 2 if step == 3 else 1)
                     with pytest.raises(errors.FailedPreconditionError, match="cannot be skipped"):
                         update.skip()
-            if step == 3:  # 1 is of round 0; 2 was, but is of this one
+            if step == 3:  # row 1 was in round 0; row 2 is in this one, too
                 assert model.users.table.ids().tolist() == [2, 3, 4, 5]
         assert model.users.table.ids().tolist() == [2, 5]
         replica.close()

@@ -1,4 +1,4 @@
-"""Tables of embeddings whose ids appear during training equal a dict and torch's embeddings."""
+"""Embedding tables whose ids appear during training equal a dict and torch's embeddings."""
 
 import copy
 import io
@@ -54,7 +54,7 @@ class Reference(nn.Module):
 
 
 def reference(make: Callable[[Any], Any], steps: int) -> Reference:
-    """The result of one process with the batches of two replicas."""
+    """Return the model that one process trains with the batches of two replicas."""
     model = Reference()
     theirs = [
         make([model.users.weight, model.tags.weight]),
@@ -120,7 +120,7 @@ def compute(rank: int, dies_at: tuple[int, bool] | None) -> None:
 
 
 def lead(die: Callable[[], None] | None) -> dict[str, bytes]:
-    """Be a chief that dies in its first block, or trains to the end; return its contents."""
+    """Be a chief that dies in its first block, or trains to the end; return its whole state."""
     model = Clicks()
     with chief_of(model, 2) as replicas:
         while replicas.global_step < UPDATES:
@@ -156,7 +156,7 @@ def test_deaths_of_chiefs_and_replicas_change_nothing(start: Callable[..., Apart
 
 
 def test_a_training_goes_on_from_a_checkpoint_to_the_bit() -> None:
-    """In the same training, where rows keep their ages, and in a new one."""
+    """Rows keep their ages. The checkpoint is loaded in the same training and in a new one."""
     model, other = Clicks(), Clicks()
     saved = io.BytesIO()
 
@@ -195,7 +195,7 @@ def test_a_training_goes_on_from_a_checkpoint_to_the_bit() -> None:
 
 
 def trained() -> Clicks:
-    """A model that a training left."""
+    """Return a model that a training has left."""
     model, other = Clicks(), Clicks()
     with torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 3)
@@ -286,7 +286,7 @@ def test_a_viewer_has_the_rows_of_one_step() -> None:
 
 
 def lose_indices(name: str) -> None:
-    """Overwrite the indices of the first members of parameters: they lead to no row."""
+    """Overwrite the indices of the first members, so that they lead to no row."""
     with SegmentFile(names.segment_name(name).path) as file:
         for member in range(3):
             file.look_at(0, member)
@@ -295,7 +295,7 @@ def lose_indices(name: str) -> None:
 
 
 def test_a_damaged_index_costs_no_row_of_a_state() -> None:
-    """States, copies, and the model after the training have each row, as `Parameters.state`."""
+    """States, copies, and the model after the training have every row, like `Parameters.state`."""
     model, other = Clicks(), Clicks()
     with torch_training.pair(model, other, optimizer=BOTH) as (replicas, replica):
         make_rounds(replicas, replica, other, 3)

@@ -20,7 +20,7 @@ def frozen(tensor: torch.Tensor) -> nn.Parameter:
 
 
 def model_of(**tensors: torch.Tensor) -> nn.Module:
-    """A model with these parameters and buffers, and a trained parameter."""
+    """Return a model with these parameters and buffers, and a trained parameter."""
     model = nn.Module()
     model.trained = nn.Parameter(torch.ones(2))
     for name, tensor in tensors.items():
@@ -31,7 +31,7 @@ def model_of(**tensors: torch.Tensor) -> nn.Module:
     return model
 
 
-# Two tensors, a and b, made of a matrix of 4 x 6, and whether they overlap.
+# The tests take two views, a and b, of this matrix.
 def matrix(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.arange(24.0).reshape(4, 6).to(dtype)
 
@@ -99,7 +99,7 @@ def test_overlapping_views_of_any_dtype_are_refused(dtype: torch.dtype, namespac
         SyncReplicas(model_of(a=base.as_strided((3, 3), (1, 1))), NAME, total_num_replicas=1)
     assert not testing.leaked_names(namespace)
     with SyncReplicas(model_of(a=base[:2], b=base[2:]), NAME, total_num_replicas=1) as replicas:
-        for wrong in (Replica, Viewer):  # a tie on their side only
+        for wrong in (Replica, Viewer):  # only this model is tied
             options: Any = {"rank": 0} if wrong is Replica else {}
             with pytest.raises(errors.InvalidArgumentError, match="'a' and 'b' share memory"):
                 wrong(model_of(a=base[:2], b=base[1:3]), NAME, **options)
@@ -120,7 +120,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
 
 @pytest.mark.parametrize(("view", "shares"), ATTRIBUTES.values(), ids=ATTRIBUTES)
 @pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor.detach])
-def test_attributes_viewing_parameters_are_refused(kind: Any, view: Any, *, shares: bool) -> None:
+def test_attributes_that_view_parameters_are_refused(kind: Any, view: Any, *, shares: bool) -> None:
     """Such attributes would keep the old memory: the module would compute with old numbers."""
 
     def make(*, tied: bool) -> nn.Module:
@@ -168,7 +168,7 @@ class Flat(nn.Module):
 
 
 class Transposed(nn.Module):
-    """A tied autoencoder as the error suggests; the buffer is the parameter."""
+    """A tied autoencoder, written as the error suggests; its buffer is its parameter, too."""
 
     def __init__(self) -> None:
         super().__init__()

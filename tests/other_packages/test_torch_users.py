@@ -146,8 +146,8 @@ def test_a_viewer_does_not_see_half_an_update() -> None:
         replica.close()
 
 
-def test_a_viewer_has_the_last_step_while_only_active_has_entered_a_round() -> None:
-    """No block has begun, so no parameter may be half updated."""
+def test_a_viewer_gets_the_last_step_though_active_has_entered_the_next_round() -> None:
+    """No block has begun, so no parameter can be half updated."""
     model, other = Words(), Words()
     with (
         SyncReplicas(model, NAME, total_num_replicas=1) as replicas,
@@ -186,7 +186,7 @@ def test_giving_up_an_ended_round_does_not_hide_another_chiefs_half_update() -> 
 
 @pytest.mark.parametrize("optimizer", [None, SGD(0.5)], ids=["of torch", "of shmacc"])
 @pytest.mark.parametrize("skips", [False, True], ids=["ends", "is skipped"])
-def test_a_training_goes_on_from_a_load_in_a_block(optimizer: Any, *, skips: bool) -> None:
+def test_training_goes_on_from_a_state_loaded_in_a_block(optimizer: Any, *, skips: bool) -> None:
     model, other = Words(), Words()
     with pair(model, other, optimizer=optimizer) as (replicas, replica):
         train(replicas, replica, other)
@@ -251,7 +251,7 @@ DATA: Final = TensorDataset(torch.arange(50))
 
 
 def batches(rank: int, stop: int) -> list[list[int]]:
-    """Be a replica that trains on a loader, and stops before that step without leaving."""
+    """Be a replica that trains on a loader, and stops before step `stop` without leaving."""
     multiprocessing.process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     model = Words()
     seen: list[list[int]] = []
@@ -353,7 +353,7 @@ def test_a_sampler_repeats_the_batch_of_a_step_that_is_made_again() -> None:
 
 @pytest.mark.parametrize("compiled", ["all", "a part"])
 def test_models_may_be_compiled(compiled: str) -> None:
-    """A replica's and the chief's; a checkpoint equals that of an uncompiled one."""
+    """The chief's and a replica's model may be; the checkpoint fits an uncompiled model."""
 
     def compile_it(model: Words) -> Any:
         if compiled == "all":

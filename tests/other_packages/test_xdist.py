@@ -19,7 +19,7 @@ def names():
         yield
         assert testing.leaked_names(namespace) == ()
 """
-# Each waits until the other one has the same name open, in the other worker of xdist.
+# Each test waits until the other one, in the other xdist worker, has the same name open.
 TESTS: Final = """
 import os
 import pathlib

@@ -17,7 +17,7 @@ kinds = pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 
 
 class Clicks(nn.Module):
-    """Users by hashes, bags of tags, a dense layer."""
+    """A model with users by hashes, bags of tags, and a dense layer."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Clicks(nn.Module):
 
 
 def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Users, some of them new; tags, some of them none."""
+    """Return users, some of them new, and tags, some of which are padding."""
     random = torch.Generator().manual_seed(1000 * rank + step)
     users = torch.randint(0, 6 + step, (8,), generator=random) * SPREAD
     tags = torch.randint(-1, 20, (8, 3), generator=random)
@@ -44,7 +44,7 @@ def backward(model: nn.Module, rank: int, step: int) -> None:
 
 
 def make_rounds(replicas: Any, replica: Replica, model: nn.Module, count: int) -> None:
-    """Make some rounds of this process's replica."""
+    """Make `count` rounds with the replica of this process."""
     for _ in range(count):
         backward(model, replica.rank, replica.global_step)
         make_round(replicas, replica)

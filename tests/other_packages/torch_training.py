@@ -23,8 +23,8 @@ from shmacc.torch import Replica, SyncReplicas
 
 NAME: Final = "replicas"
 
-# Children of a server that has torch already, which takes seconds to import; and no forks of a
-# process that has used it.
+# This server's children have torch, whose import takes seconds. They are not forks of a process
+# that has used torch.
 CONTEXT: Final = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "shmacc.torch", "helpers.apart"])
 
@@ -84,7 +84,7 @@ def backward(model: nn.Module, step: int, rank: int = 0) -> None:
 def pair(
     model: nn.Module, other: nn.Module, kind: Any = SyncReplicas, total: int = 1, **options: Any
 ) -> Iterator[tuple[Any, Replica]]:
-    """A chief and its first replica, both in this process."""
+    """Make a chief and its first replica, both in this process."""
     with (
         kind(model, NAME, total_num_replicas=total, **options) as replicas,
         Replica(other, NAME, 0, timeout=0.01) as replica,
@@ -93,14 +93,14 @@ def pair(
 
 
 def hand_over(replica: Replica) -> None:
-    """Apply what is pending, and do not wait for the update, as asynchronous ones never do."""
+    """Apply the pending gradient, and do not wait for the update."""
     with contextlib.suppress(errors.DeadlineExceededError):
         replica.step()
 
 
 @contextlib.contextmanager
 def in_a_round(replicas: Any, replica: Replica, **options: Any) -> Iterator[Any]:
-    """Make a round of what is pending, with the block; then the replica has the update."""
+    """Make a round of the pending gradient around the block; the replica then gets the update."""
     hand_over(replica)
     with replicas.round(timeout=LONG, **options) as update:
         yield update
@@ -109,7 +109,7 @@ def in_a_round(replicas: Any, replica: Replica, **options: Any) -> Iterator[Any]
 
 
 def make_round(replicas: Any, replica: Replica, **options: Any) -> Any:
-    """Make a round of what is pending; return the update."""
+    """Make a round of the pending gradient; return the update."""
     with in_a_round(replicas, replica, **options) as update:
         return update
 
@@ -143,14 +143,14 @@ def after_the_update() -> None:
 
 
 def in_the_update() -> None:
-    """Die in an update after all arrays but the last: the last one's contents cannot be read."""
+    """Die in an update after all arrays but the last, whose new contents cannot be read."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     real = _core.update
 
     def update_and_crash(*args: Any) -> Any:
         made = args[4]
         values = made[-1].values
-        is_array = isinstance(values, list)  # of its regions; else a table's rows
+        is_array = isinstance(values, list)  # by region; a table has rows
         nobodys = mmap.mmap(-1, mmap.PAGESIZE, prot=0)
         unreadable = np.frombuffer(nobodys, np.uint8)[: len(values[0] if is_array else values)]
         made[-1] = made[-1]._replace(values=[unreadable] if is_array else unreadable)
@@ -159,7 +159,7 @@ def in_the_update() -> None:
     _core.update = update_and_crash  # type: ignore[assignment]
 
 
-# Where four chiefs die in one round, and whether the round's update is in after that death.
+# Where four chiefs die in one round, and the state of the round's update after each death.
 PLACES: Final = (
     (kill_myself, None), (in_the_update, "begun"), (kill_myself, "begun"), (after_the_update, "in"),
 )  # fmt: skip

@@ -1,3 +1,3 @@
-"""Programs that call `run`, for all tests of it."""
+"""The fixture `guest`, which makes programs that call `run`."""
 
 from helpers.guest import guest as guest

@@ -22,7 +22,7 @@ def _printed(*command: str) -> str:
 @pytest.mark.parametrize(
     ("module", "command"), [("shmacc._run", "shmacc-run"), ("shmacc_inspect", "shmacc-inspect")]
 )
-def test_python_m_does_what_the_command_does(module: str, command: str) -> None:
+def test_python_m_prints_the_same_version_as_the_command(module: str, command: str) -> None:
     assert _printed(str(BIN / command), "--version") == f"{command} {VERSIONS}"
     assert _printed(sys.executable, "-m", module, "--version") == f"{command} {VERSIONS}"
 
@@ -35,7 +35,7 @@ def test_bash_completes_options() -> None:
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
-def test_zsh_takes_the_script() -> None:
+def test_zsh_accepts_the_completion_script() -> None:
     script = _printed(str(BIN / "shmacc-run"), "--completion", "zsh")
     started = "autoload -Uz compinit; compinit -D -u"
     shown = f"{started}\n{script}\nprint $_comps[shmacc-run]"

@@ -55,7 +55,7 @@ def test_the_value_that_a_worker_returns_is_dropped(value: str, way: str, guest:
     assert (ended["result"], ended.err) == ("done", "")
 
 
-def test_a_chief_that_closes_all_descriptors_has_its_result_sent(guest: Guests) -> None:
+def test_the_result_of_a_chief_that_closes_all_descriptors_arrives(guest: Guests) -> None:
     chief = """
         def lead():
             os.closerange(3, 4096)
@@ -64,7 +64,7 @@ def test_a_chief_that_closes_all_descriptors_has_its_result_sent(guest: Guests) 
     assert guest(chief, "start(lead)").ends()["result"] is True
 
 
-# A child's program, the name of its error, and words of the error's text.
+# What a child does, and then the name of the error and words in its text.
 FAILURES: Final = {
     "os._exit(0)": ("WorkerDiedError", ["status 0", "result"]),
     "os._exit(3)": ("WorkerDiedError", ["status 3"]),
@@ -85,7 +85,7 @@ FAILURES: Final = {
 }  # fmt: skip
 
 
-WITHOUT_RESULT: Final = ("return", "os._exit(0)")  # a worker needs none
+WITHOUT_RESULT: Final = ("return", "os._exit(0)")  # a worker needs no result
 
 
 @pytest.mark.parametrize(("does", "role", "way"), [
@@ -111,7 +111,7 @@ def test_an_error_says_why_a_child_failed(does: str, role: str, way: str, guest:
         assert ended["text"].startswith(f"{role} ")
 
 
-def test_a_result_beyond_the_limit_of_files_arrives_or_raises(guest: Guests) -> None:
+def test_a_result_larger_than_the_file_size_limit_arrives_or_raises(guest: Guests) -> None:
     """Batch systems set a limit on the size of files."""
     program = guest(
         """
@@ -151,10 +151,10 @@ def test_a_chief_that_is_killed_while_it_answers_is_started_again(way: str, gues
 
 @pytest.mark.parametrize("role", ["chief", "worker"])
 @pytest.mark.parametrize("way", ["fork", "spawn", "command"])
-def test_one_raise_is_shown_once(role: str, way: str, guest: Guests) -> None:
+def test_an_exception_of_a_child_is_shown_once(role: str, way: str, guest: Guests) -> None:
     """The uncaught exception has the child's traceback as a note; the child prints none.
 
-    Under the command it is the child that prints.
+    Under the command the child itself prints it.
     """
     program = guest(
         f"""

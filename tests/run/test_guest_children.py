@@ -1,4 +1,4 @@
-"""What a child has started ends with it; what `run` has not started does not hold it up."""
+"""Processes that a child has started end with it; other processes do not hold up a run."""
 
 import os
 import signal
@@ -57,14 +57,14 @@ STARTING_AGAIN: Final = """
 
 @every_way
 @pytest.mark.parametrize("end", ["returns", "is killed"])
-def test_a_workers_group_ends_with_the_worker_alone(end: str, way: str, guest: Guests) -> None:
+def test_a_workers_process_group_ends_with_that_worker(end: str, way: str, guest: Guests) -> None:
     program = guest(STARTING_AGAIN % end, way=way, workers=1)
     assert program.ends()["result"] == "gone"
 
 
-# How many workers, and what they and their chief do, until it is ready.
+# For each case: the number of workers; what workers and chief do until "ready" is marked.
 BEFORE_THE_KILL: Final = {
-    # The chief, too, and a worker that has ended before.
+    # The chief has started processes, too, and so has a worker that has ended already.
     "have started others": (
         2,
         """
@@ -93,7 +93,7 @@ BEFORE_THE_KILL: Final = {
             time.sleep(600)
         """,
     ),
-    # The kernel forgets then that they were to be killed with their parent.
+    # After a change of user the kernel no longer kills them with their parent.
     "have changed their user": (
         1,
         """
@@ -117,7 +117,7 @@ BEFORE_THE_KILL: Final = {
     "have started others", "are stopped",
     pytest.param("have changed their user", marks=needs_root),
 ])  # fmt: skip
-def test_all_ends_with_a_killed_program_whose_children(they: str, way: str, guest: Guests) -> None:
+def test_all_processes_end_with_a_killed_program(they: str, way: str, guest: Guests) -> None:
     guest.folder.chmod(0o777)
     workers, functions = BEFORE_THE_KILL[they]
     program = guest(functions, way=way, workers=workers)
@@ -129,7 +129,7 @@ def test_all_ends_with_a_killed_program_whose_children(they: str, way: str, gues
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 @pytest.mark.parametrize(
     "leave",
-    # A thread replaces the program: it has the same pid, and its run is no more.
+    # A thread replaces the program by another one: the pid stays, the run is gone.
     ['os.execvp("sh", ["sh", "-c", "exit 7"])', "os._exit(7)"],
     ids=["by exec", "by os._exit"],
 )
@@ -155,7 +155,7 @@ def test_descendants_end_with_a_program_that_exits(leave: str, way: str, guest: 
 @every_way
 @pytest.mark.parametrize("role", ["chief", "worker"])
 def test_a_daemon_of_a_child_does_not_hold_up_a_run(role: str, way: str, guest: Guests) -> None:
-    """The daemon has its parent's pipes, also that into which the command's children write."""
+    """The daemon inherits its parent's pipes, also the one into which children print."""
     program = guest(
         f"""
         def work(rank):
@@ -191,7 +191,7 @@ def test_a_daemon_with_the_runs_namespace_ends_with_the_run(way: str, guest: Gue
 
 @pytest.mark.parametrize("end", ["ends", "is killed"])
 def test_a_fork_of_the_program_does_not_hold_up_a_run(end: str, guest: Guests) -> None:
-    """The fork has all descriptors that the program had, and is none of the run's processes."""
+    """The fork has all descriptors of the program, but does not belong to the run."""
     program = guest(
         f"""
         def lead():

@@ -28,7 +28,7 @@ FOLDER: Final[Files] = {
     "app/__main__.py": ("import beside\n" + ROLES,),
     "app/beside.py": ("", "pass"),
 }
-# The files that each needs, as `Guests.write` does; the arguments; the standard input.
+# For each form: files, as `Guests.write` takes them; arguments; the standard input.
 FORMS: Final[dict[str, tuple[Files, list[str], str]]] = {
     "-m package": (PACKAGE | {"package/__main__.py": (ROLES,)}, ["-m", "package"], ""),
     "-m package, functions beside": (
@@ -65,7 +65,7 @@ FORMS: Final[dict[str, tuple[Files, list[str], str]]] = {
     # A program should not have a module's name: `import shelve` finds this file then.
     "a module's name": ({"app/shelve.py": (ROLES,)}, ["app/shelve.py"], ""),
 }
-# multiprocessing imports these itself; the contract allows no refusal where it can be had.
+# multiprocessing can import the functions of these forms, so the contract allows no refusal.
 MUST_WORK: Final = {
     "-m package, functions beside", "-m package.module", "-m module", "another folder",
     "no module's name", "a module's name",
@@ -95,11 +95,11 @@ def test_each_form_runs_or_the_error_says_what_to_do(form: str, way: str, guest:
 
 
 @pytest.mark.parametrize("flag", ["-I", "-O", "-Xdev", "-Werror"])
-def test_the_interpreters_flags_are_the_childrens(flag: str, guest: Guests) -> None:
+def test_children_have_the_flags_of_the_programs_interpreter(flag: str, guest: Guests) -> None:
     program = guest.write(
         "train.py", "def lead(): return list(sys.flags)", "tell(own=list(sys.flags))", "start(lead)"
     )
-    head = f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"  # a flag leaves out PYTHONPATH
+    head = f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n"  # -I ignores PYTHONPATH
     program.write_text(head + program.read_text())
     ended = guest.command([sys.executable, flag, "train.py"], way="spawn").ends()
     assert ended["own"] == ended["result"]
@@ -145,7 +145,7 @@ def test_a_frozen_program_runs_or_the_error_says_what_to_do(way: str, guest: Gue
         assert ended["result"] == 1.5, ended.err
 
 
-# Callers that may have no children
+# Callers that are not allowed to have children
 
 POOLED: Final = """
     import multiprocessing

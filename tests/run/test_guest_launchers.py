@@ -1,6 +1,6 @@
 """Whatever has launched a program: its run restarts, returns the right result, and leaves nothing.
 
-A launcher leaves its marks: ignored and blocked signals, no terminal, closed descriptors, limits.
+A launcher may pass on ignored or blocked signals, no terminal, closed descriptors, limits.
 """
 
 import os
@@ -75,7 +75,7 @@ def test_a_run_as_pid_1_goes_on_after_a_kill(way: str, guest: Guests) -> None:
     assert guest(KILLED_ONCE, way=way, launcher=AS_PID_1).ends()["result"] == 1.5
 
 
-# SIGTERM ends it
+# Signals that end a run
 
 STAYING: Final = """
     def work(rank):
@@ -208,7 +208,7 @@ def _readmes_program(folder: Path, steps: int) -> str:
     [LAUNCHERS["nohup"], LAUNCHERS["timeout"], NO_TERMINAL, LAUNCHERS["xargs"], _make],
     ids=["nohup", "timeout", "no terminal", "xargs", "make"],
 )
-def test_readmes_program_ends_under(launcher: Launcher, guest: Guests) -> None:
+def test_readmes_program_ends_under_each_launcher(launcher: Launcher, guest: Guests) -> None:
     program = _readmes_program(guest.folder, 5)
     ended = guest.command(launcher([sys.executable, program])).ends()
     assert ended.out.endswith("of the table is learnt\n")

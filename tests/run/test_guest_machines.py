@@ -10,7 +10,7 @@ from helpers.guest import Guests, every_start_method
 
 @every_start_method
 def test_a_child_of_a_program_without_output_prints_into_nothing(way: str, guest: Guests) -> None:
-    """A library of C prints into whatever is descriptor 1: no file of the run is."""
+    """A C library writes to descriptor 1, whatever it is: it must be no file of the run."""
     program = guest(
         """
         def lead(): return [os.readlink(f"/proc/self/fd/{number}") for number in range(2)]
@@ -35,7 +35,7 @@ def test_a_variable_that_is_no_text_does_not_end_the_cleaner(guest: Guests) -> N
         os.kill(pid, signal.SIGKILL)
         """,
     )
-    assert program.ends()["lives"]  # it has hidden the run's mark
+    assert program.ends()["lives"]  # without the run's mark it is not ended
 
 
 @pytest.mark.parametrize("end", ["returns", "raises"])
@@ -59,7 +59,7 @@ def test_a_run_ends_as_usual_though_its_cleaner_was_killed(end: str, guest: Gues
     worker = int(program.marked("worker"))
     (cleaner,) = [pid for pid in program.processes() if _is_cleaner(pid)]
     os.kill(cleaner, signal.SIGSTOP)
-    os.kill(worker, signal.SIGKILL)  # of which the cleaner is told
+    os.kill(worker, signal.SIGKILL)  # the cleaner is told of this death
     while program.marked("worker") == str(worker):
         pass
     os.kill(cleaner, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Runs within runs leave only names with which somebody can go on."""
+"""Runs within runs leave no names but those of a named run that can go on."""
 
 import pytest
 from helpers.guest import Guests

@@ -1,4 +1,4 @@
-"""The program's handlers: what they raise ends a run in order; signals go where they belong."""
+"""Exceptions of a program's handlers end a run in order; signals reach whom they are for."""
 
 import os
 import signal
@@ -81,13 +81,13 @@ def test_an_exception_in_a_handler_at_any_moment_ends_a_run_in_order(
 
 
 @pytest.mark.parametrize(("way", "seconds"), [("spawn", 0.6), ("forkserver", 0.3)])
-def test_a_handlers_exception_ends_a_run_of_each_way(
+def test_a_handlers_exception_ends_a_run_with_each_start_method(
     way: str, seconds: float, guest: Guests
 ) -> None:
     assert guest(QUICK + SWEEP, f"sweep(4, {seconds})", way=way).ends()["raised"] > 0
 
 
-def test_a_handlers_exception_is_raised_even_if_a_child_fails_too(guest: Guests) -> None:
+def test_if_a_handler_raises_and_a_child_fails_one_of_both_errors_is_raised(guest: Guests) -> None:
     program = guest(
         """
         def work(rank):
@@ -160,7 +160,7 @@ def test_sigusr_goes_to_children_that_handle_it_then_to_the_program(
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_the_command_passes_sigusr_on_and_goes_on(number: signal.Signals, guest: Guests) -> None:
-    """A batch system announces the end of its time by it: a job saves, and goes on until then."""
+    """A batch system sends it before a job's time is over: the job saves, and goes on."""
     program = guest(LISTENING, way="command", grace=0)
     _send_when_ready(program, number)
     assert program.ends()["result"] == "done"
@@ -200,7 +200,7 @@ def test_sigusr_kills_no_child_that_is_still_starting(way: str, guest: Guests) -
     assert ended["came"] > 0
 
 
-# Signals that end
+# Signals that end a run
 
 SAVING: Final = """
     def save_at_end(role):
@@ -230,7 +230,7 @@ def test_a_signal_to_all_at_once_leaves_children_the_time_to_save(way: str, gues
         assert (guest.folder / f"{role} saved").exists()
 
 
-def test_the_programs_handler_that_exits_gives_the_status(guest: Guests) -> None:
+def test_a_handler_that_exits_decides_the_programs_status(guest: Guests) -> None:
     program = guest(
         """
         def lead():
@@ -311,7 +311,7 @@ def test_a_run_within_a_run_ends_with_it(way: str, guest: Guests) -> None:
     program.ends(-signal.SIGTERM)
 
 
-# Handlers that Python does not know, and what handlers start
+# Handlers of C libraries, and processes that handlers start
 
 
 @pytest.mark.parametrize("way", ["fork", "spawn"])
@@ -342,7 +342,7 @@ def test_a_handler_of_a_library_is_called_during_a_run_and_stays(way: str, guest
     assert (guest.folder / "second").read_text().count("(most recent call first)") == 1
 
 
-def test_a_process_that_a_handler_starts_has_the_programs_mask(guest: Guests) -> None:
+def test_a_process_that_a_handler_starts_has_the_programs_signal_mask(guest: Guests) -> None:
     program = guest(
         """
         def blocked(): return open("/proc/thread-self/status").read().split("SigBlk:")[1].split()[0]
@@ -369,7 +369,7 @@ def test_a_process_that_a_handler_starts_has_the_programs_mask(guest: Guests) ->
     assert ended["forked"] == ended["executed"] == ended["own"]
 
 
-def test_a_forkserver_that_a_run_has_started_has_the_programs_mask(guest: Guests) -> None:
+def test_a_forkserver_that_a_run_has_started_has_the_programs_signal_mask(guest: Guests) -> None:
     program = guest(
         """
         import multiprocessing

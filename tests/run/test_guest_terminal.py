@@ -1,4 +1,4 @@
-"""A terminal stops no run for ever: Ctrl-Z stops all of it, `fg` continues it, Ctrl-C ends it."""
+"""In a terminal Ctrl-Z stops all of a run, `fg` continues it, and Ctrl-C ends it."""
 
 import os
 import pty
@@ -15,7 +15,7 @@ import pytest
 from helpers.guest import SHMACC_RUN, Ended, Guests
 from helpers.support import until
 
-# Makes the terminal that it is given the session's, and becomes a shell with jobs.
+# Makes its standard input the session's terminal, and becomes a shell with job control.
 _SHELL: Final = """
 import fcntl, os, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -54,7 +54,7 @@ class Shell:
         return self.guest.ends(status)
 
     def close(self) -> None:
-        """Close the terminal's window: a terminal is closed when nobody reads from it, either."""
+        """Close the terminal's window, after the thread that reads from it has ended."""
         if not self._closed.is_set():
             self._closed.set()
             self._reader.join()
@@ -181,7 +181,7 @@ def test_ctrl_z_stops_all_and_fg_continues_all(way: str, shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill %1", "kill -INT %1; fg", "kill -9 %1", "close"])
-def test_a_stopped_run_ends_by(end: str, shell: Shell) -> None:
+def test_a_stopped_run_ends_by_a_signal_or_a_closed_window(end: str, shell: Shell) -> None:
     pids = _begun(shell, "fork")
     shell.type("\x1a")
     _until_all(pids, stopped=True)
@@ -197,7 +197,7 @@ def test_a_stopped_run_ends_by(end: str, shell: Shell) -> None:
 
 
 @three_ways
-def test_ctrl_c_comes_once(way: str, shell: Shell) -> None:
+def test_ctrl_c_reaches_each_child_once(way: str, shell: Shell) -> None:
     _begun(shell, way, handles=True)
     shell.type("\x03")
     for event in ("interrupts", "interrupts0", "interrupts1"):

@@ -1,4 +1,4 @@
-"""The program's threads: they reap children, call `run` at the same time, wait for signals."""
+"""A program's threads may reap children, call `run` at the same time, or wait for signals."""
 
 import signal
 
@@ -73,7 +73,7 @@ def test_a_run_beside_a_reaper_raises_the_chiefs_exception(reaper: str, guest: G
 
 @every_reaper
 def test_a_run_beside_a_reaper_counts_kills(reaper: str, guest: Guests) -> None:
-    """A reaper may take the status; the child counts as killed, as it has left no answer."""
+    """A reaper may take the exit status; a child without an answer then counts as killed."""
     program = guest(
         """
         def work(rank): os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_a_run_works_on_a_kernel_without_pidfd(reaper: str, way: str, guest: Gue
     assert guest(KILLED_ONCE, deny, begins, ENDS, way=way).ends()["result"] == 1.5
 
 
-def test_a_run_leaves_the_statuses_of_the_programs_own_children(guest: Guests) -> None:
+def test_a_run_leaves_the_program_the_exit_statuses_of_its_own_children(guest: Guests) -> None:
     main = """
         statuses = []
         def own():
@@ -124,7 +124,7 @@ def test_a_run_leaves_the_statuses_of_the_programs_own_children(guest: Guests) -
     assert guest(KILLED_ONCE, main).ends()["statuses"] == [7]
 
 
-def test_the_programs_environment_is_its_own_during_a_run(guest: Guests) -> None:
+def test_a_run_does_not_change_the_programs_environment(guest: Guests) -> None:
     main = """
         wrong, before = [], dict(os.environ)
         def look():
@@ -202,7 +202,7 @@ def test_a_signal_ends_a_program_after_three_runs(number: signal.Signals, guest:
 
 @pytest.mark.parametrize("first", ["main", "side"])
 def test_runs_at_once_may_end_in_any_order(first: str, guest: Guests) -> None:
-    """Each run restores what it has set; the main thread's may end before or after."""
+    """Each run restores only what it has set. The main thread's run may end first or last."""
     program = guest(
         """
         def lead(name):
@@ -236,7 +236,7 @@ def test_runs_at_once_may_end_in_any_order(first: str, guest: Guests) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_program_of_runs_in_threads(number: signal.Signals, guest: Guests) -> None:
+def test_signals_end_a_program_with_runs_in_threads(number: signal.Signals, guest: Guests) -> None:
     program = guest(
         """
         def lead(name):
@@ -256,7 +256,7 @@ def test_a_signal_ends_a_program_of_runs_in_threads(number: signal.Signals, gues
     assert program.ends(None).status in {-number, 1, 130}
 
 
-def test_a_run_in_a_coroutines_thread_leaves_the_loops_handlers(guest: Guests) -> None:
+def test_a_run_in_a_coroutines_thread_leaves_the_event_loops_handlers(guest: Guests) -> None:
     program = guest(
         KILLED_ONCE,
         """

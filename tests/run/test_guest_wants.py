@@ -1,6 +1,6 @@
-"""A want that passes ends no run: a start is tried again. At the first start it is an error.
+"""A run survives a short lack of descriptors or processes; at its first start it raises.
 
-The limits are the kernel's, so that whatever a start needs is refused.
+The tests set the kernel's limits, so that everything that a start needs is refused.
 """
 
 from typing import Final
@@ -9,13 +9,13 @@ import pytest
 from helpers.apart import needs_root
 from helpers.guest import Guests, Launcher, prefixed
 
-# A user whose processes the kernel counts, and who has no others; it may read the checkout.
+# A user without other processes, since the kernel counts them; it may read the checkout.
 AS_USER: Final = prefixed(
     *("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"),
     *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
 )
 
-# A worker takes away what its caller needs, and is killed; the chief gives it back later.
+# A worker lowers its caller's limit, and is killed; the chief raises the limit later.
 TAKING_AWAY: Final = """
     import resource
     def set_limit(soft):
@@ -56,8 +56,10 @@ LIMITED: Final = """
     [("descriptors", "fork"), ("descriptors", "spawn"), ("descriptors", "forkserver"),
      ("processes", "fork")],
 )  # fmt: skip
-def test_a_run_in_want_goes_on_when_the_want_ends(want: str, way: str, guest: Guests) -> None:
-    """The kernel counts the processes of a user; a user of its own runs these programs."""
+def test_a_run_short_of_a_resource_goes_on_once_it_is_back(
+    want: str, way: str, guest: Guests
+) -> None:
+    """The kernel counts processes by user, so a user of its own runs that program."""
     guest.folder.chmod(0o777)
     launcher: Launcher = AS_USER if want == "processes" else list
     limit = "6, 1, 1000" if want == "processes" else "7, 3, 1024"
@@ -116,7 +118,7 @@ FEWER: Final = """
 def test_a_first_start_without_descriptors_or_processes_raises_and_leaves_nothing(
     want: str, free: str, way: str, guest: Guests
 ) -> None:
-    """The program may open no further descriptor or process, then one, up to enough."""
+    """The limit leaves no descriptor or process free, then some more, up to enough."""
     guest.folder.chmod(0o777)
     program = guest(
         FEWER,

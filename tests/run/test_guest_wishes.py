@@ -1,4 +1,4 @@
-"""Runs have what users of torchrun ask for: threads, processors, logs and prefixes."""
+"""Runs offer what users of torchrun ask for: threads, processors, logs and prefixes."""
 
 import os
 import re
@@ -67,14 +67,16 @@ def test_a_chief_alone_may_use_all_processors(guest: Guests) -> None:
 
 
 @pytest.mark.parametrize(("threads", "found"), [(None, "7"), (3, "3")])
-def test_the_users_number_of_threads_counts(threads: int | None, found: str, guest: Guests) -> None:
+def test_omp_num_threads_counts_unless_an_option_sets_a_number(
+    threads: int | None, found: str, guest: Guests
+) -> None:
     ended = guest(
         THREADS, way="command", grace=60, threads=threads, env={"OMP_NUM_THREADS": "7"}
     ).ends()
     assert ended["chief"][0] == ended["worker 1"][0] == found
 
 
-def test_each_start_method_sets_the_number_of_threads(guest: Guests) -> None:
+def test_a_worker_that_is_started_again_has_the_same_number_of_threads(guest: Guests) -> None:
     program = guest(
         THREADS.replace("threads(f", "once(f'k{rank}') and os.kill(os.getpid(), 9); threads(f"),
         way="spawn",
@@ -144,7 +146,7 @@ LOGGED: Final = """
 
 
 @three_ways
-def test_each_role_has_files_of_its_own(way: str, guest: Guests) -> None:
+def test_each_role_has_log_files_of_its_own(way: str, guest: Guests) -> None:
     logs = guest.folder / "new" / "logs"
     ended = guest(LOGGED, way=way, log_dir=str(logs), grace=60).ends()
     assert {path.name for path in logs.iterdir()} == {
@@ -266,7 +268,7 @@ def test_a_reader_that_leaves_does_not_hold_up_the_command(stream: str, guest: G
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_a_slow_reader_gets_all_lines(blocks: bool, guest: Guests) -> None:
-    """Another process with the same output, such as a program of node's, may unblock the pipe."""
+    """Another process that writes to the pipe, such as Node.js, may make it non-blocking."""
     setting = f"import os, sys; os.set_blocking(1, {blocks}); os.execvp(sys.argv[1], sys.argv[1:])"
     program = guest(
         """
@@ -338,7 +340,7 @@ def test_the_logger_has_pids_and_roles_of_each_start(guest: Guests) -> None:
         ), lines
 
 
-def test_the_command_names_what_it_does_not_know() -> None:
+def test_the_command_names_an_option_whose_value_it_refuses() -> None:
     for arguments in (["--threads", "many"], ["--cpus", "all"], ["--threads", "0"]):
         ran = run_to_end([SHMACC_RUN, "--workers", "1", *arguments, "none.py"], status=None)
         assert ran.returncode != 0

@@ -44,7 +44,7 @@ def test_children_have_a_namespace_of_their_own(namespace: str) -> None:
     assert named["SHMACC_NAMESPACE"] == f"{namespace}.digits"
 
 
-def test_a_long_namespace_leaves_room_for_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_long_namespace_a_run_shortens_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMACC_NAMESPACE", "n" * 60)
     inner = shmacc.run(run_roles.surroundings, context="fork")["SHMACC_NAMESPACE"]
     assert len(inner) == 60
@@ -121,7 +121,7 @@ def test_a_program_without_main_guard_gets_an_error_that_says_so(tmp_path: Path)
     assert "call it under `if __name__ == '__main__':`" in told
 
 
-def test_functions_of_a_notebook_are_refused(tmp_path: Path) -> None:
+def test_functions_of_a_notebook_are_refused_except_with_fork(tmp_path: Path) -> None:
     cell = """
         import shmacc
         def lead(): return "done"
@@ -163,7 +163,7 @@ def _note_pid(path: Path) -> None:
 
 def _fail_after_chief(_: int, path: Path) -> None:
     until(lambda: path.exists() and path.read_text() != "")
-    until(lambda: not Path("/proc", path.read_text()).exists())  # it is reaped
+    until(lambda: not Path("/proc", path.read_text()).exists())  # the chief has been reaped
     raise ValueError("late")
 
 

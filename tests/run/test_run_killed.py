@@ -1,4 +1,4 @@
-"""A role or the parent is killed, or Ctrl-C comes: a run goes on, or ends and leaves nothing."""
+"""A child or the parent is killed, or Ctrl-C comes: a run goes on, or ends and leaves nothing."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ def test_each_gradient_counts_once_whichever_process_is_killed(
     assert _restarts(caplog, "worker") > 0
 
 
-def test_old_kills_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kills_of_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shmacc._run.children._PERIOD", 0.0)
     calls = str(tmp_path / "calls")
     assert (
@@ -69,7 +69,7 @@ def test_old_kills_do_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     )
 
 
-# The second time it ends at once.
+# The first run of this program sleeps; the second ends at once.
 NAMED: Final = """
     def stay(role):
         shmacc.ConditionalAccumulator("f4", (), role)
@@ -145,7 +145,7 @@ def test_a_signal_ends_children_and_then_the_parent(number: signal.Signals, gues
 
 
 @pytest.mark.usefixtures("goes_on")
-def test_a_second_ctrl_c_kills(guest: Guests) -> None:
+def test_a_second_ctrl_c_kills_workers_that_ignored_the_first(guest: Guests) -> None:
     program = _named(guest, deaf=True)
     chief, worker = (int(program.marked(role)) for role in ROLES[:2])
     program.process.send_signal(signal.SIGINT)
@@ -155,7 +155,7 @@ def test_a_second_ctrl_c_kills(guest: Guests) -> None:
     program.ends(130, names_stay=True)
 
 
-def test_a_handler_that_does_not_raise_is_followed_by_an_error() -> None:
+def test_a_signal_whose_handler_does_not_raise_ends_a_run_with_an_error() -> None:
     came = []
     before = signal.signal(signal.SIGTERM, lambda *_: came.append(1))
     try:
@@ -181,7 +181,7 @@ def _fail(rank: int, ready: Path) -> None:
         os.kill(os.getppid(), signal.SIGINT)
         os._exit(0)
 
-    signal.signal(signal.SIGTERM, interrupt)  # SIGTERM comes when the other one has failed
+    signal.signal(signal.SIGTERM, interrupt)  # comes when the other worker has failed
     ready.touch()
     run_roles.sleep()
 

@@ -1,4 +1,4 @@
-"""A run's record says what its processes do, is there as long as its names, and goes with them."""
+"""A run's record says what its processes do, and exists as long as the run's names."""
 
 import operator
 import os
@@ -80,7 +80,7 @@ def _work(rank: int) -> None:
         signal.pause()
 
 
-def test_a_programs_own_names_are_no_runs(namespace: str) -> None:
+def test_a_run_keeps_a_programs_own_names_that_look_like_its_own(namespace: str) -> None:
     for own in ("run.digits", "%run", "run"):
         with shmacc.ConditionalAccumulator("f4", (), own, reduction_type="SUM") as acc:
             acc.apply_grad(2.0)
@@ -104,7 +104,7 @@ def _make_and_fail() -> None:
     raise ValueError("inner")
 
 
-def test_a_run_that_ends_removes_no_other_run_that_is_named_alike(namespace: str) -> None:
+def test_a_run_that_ends_removes_no_names_of_runs_with_similar_names(namespace: str) -> None:
     for name in ("digits.2", "digits.2.3", "digit"):
         with pytest.raises(ValueError, match="inner"):
             shmacc.run(_make_and_fail, context="fork", name=name)
