@@ -101,7 +101,7 @@ class Exchange:
         self.want(self.wanted)
 
     def exchange(self, wanted: Wanted, seen: int, plan: Plan | None) -> Found:
-        """Accept what the caller wants; return the state, after a moment if `seen` is its number."""
+        """Accept what the caller wants; return the state, if already seen after a moment."""
         with self._changed:
             self.plan = self.plan or plan
             while self._lines and self._lines[0][0] <= seen:

@@ -138,10 +138,7 @@ def _chosen_nodes(hosts: object, until: float) -> frozenset[str] | None:
 
 
 def _check_differences(existing: Config, asked: Config) -> None:
-    """Refuse a group that differs from `asked` in its members, parameters, lanes or capacity.
-
-    Lanes and capacity count only if they were given.
-    """
+    """Refuse a group with other members or parameters, or lanes or capacity if `asked` has them."""
     pairs: list[tuple[str, object, object]] = [
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))
         for name in sorted(existing.members.keys() | asked.members.keys())
