@@ -249,7 +249,7 @@ class Hosts:
         )
 
     def begin_term(self, term: int) -> None:
-        """Number new incarnations from this later term on; no batch counts as consumed."""
+        """Begin to number incarnations from a later term; no batch counts as consumed any more."""
         self._term = term
         self.consumed(())
 

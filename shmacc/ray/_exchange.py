@@ -28,7 +28,7 @@ _KEPT = 1 << 20  # bytes of output kept for the caller; processes that write mor
 
 
 class Plan(NamedTuple):
-    """The part of a run's arguments that every supervisor needs. (Each node has a supervisor.)"""
+    """The part of a run's arguments that the supervisor on each node needs."""
 
     chief: bytes  # a function and its arguments, pickled by value
     worker: bytes | None

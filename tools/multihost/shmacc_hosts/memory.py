@@ -51,7 +51,7 @@ class Segment:
     taken: int = 0
 
     def apply(self, gradient: Gradient) -> bool | None:
-        """Accept a gradient (True), refuse it (False), or have it wait for the round's end (None)."""
+        """Accept a gradient (True), refuse it (False), or make it wait for the round (None)."""
         if self.finished:
             return False
         if self.held and gradient.local_step > self.step:
@@ -152,7 +152,7 @@ class Ledger:
         self.consumed: dict[int, int] = {}  # by gradient: the step of its round
 
     def content(self, opened: Opened) -> list[Gradient]:
-        """Return the gradients of a round. (An empty batch was not shipped.)"""
+        """Return the gradients of a round; an empty batch was not shipped."""
         return [g for member in opened.members for g in self.shipped.get(member.key, ())]
 
     def consume(self, opened: Opened, step: int) -> list[Gradient]:

@@ -329,7 +329,7 @@ class World:
         return in_line and memory.shows_its_step and memory.promise == owner.fence.term
 
     def are_in_line(self) -> bool:
-        """Whether all living machines have the owner's copy and step, so that all gradients count."""
+        """Whether all living machines have the owner's copy and step: so all gradients count."""
         owner = self.registered
         return (
             owner is not None
