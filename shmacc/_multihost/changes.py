@@ -10,22 +10,22 @@ UNKNOWN = -1
 """The digest of a change that is committed, until a host has reported it."""
 
 MARK_BITS = 16
-"""The low bits of a change's number, a hash of its round's ticket; all 0: it has no round."""
+"""The lowest bits of a change's number are its mark: a hash of its round's ticket; 0: no round."""
 
 BEGINNING_BITS = 16
-"""The bits above them tell lines of changes apart: they identify the restore that began a line."""
+"""The bits above the mark identify the restore that began the change's line (see copies.py)."""
 
 _SLOWEST = 20e6  # bytes a second that every host can receive
 _SMALL = 1 << 20  # all hosts may get a change of fewer bytes at once
 
 
 def same(has: Lineage, wanted: Lineage) -> bool:
-    """Whether a copy with lineage `has` is as `wanted`; an unknown digest agrees with any."""
+    """Whether lineage `has` equals `wanted`; an UNKNOWN digest in `wanted` is not compared."""
     return has[:2] == wanted[:2] and wanted.digest in {has.digest, UNKNOWN}
 
 
 def beginning(lineage: Lineage) -> int:
-    """Return the bits that tell a copy's line of changes from lines that other restores began."""
+    """Return the bits of a lineage that identify the restore that began its line of changes."""
     return lineage.number >> MARK_BITS & (1 << BEGINNING_BITS) - 1
 
 
@@ -62,7 +62,7 @@ class Change:
         return lineage_of(report)[:2] == self.stage.update
 
     def is_at(self, report: Report) -> bool:
-        """Whether the host has received the change, but has not made it yet."""
+        """Whether the host has received the change; it may have made it since."""
         return report.staged == self.stage.update
 
     def fits(self, report: Report) -> bool:

@@ -1,9 +1,9 @@
 """Columns: the sums or results of many members in few arrays, one member's part after the other.
 
 Each array in a message costs time, however small it is. So a message from a host to a shard, or
-from a shard to the chief, has few: a header for each member, the row numbers and counts of all
-members, and the values of all members. The extension (shmacc/native/values/columns.hpp) writes and
-reads them, and checks received columns when it reduces them.
+from a shard to the chief, has only four arrays: the headers of all members, their row numbers, the
+rows' counts, and the values. The extension (shmacc/native/values/columns.hpp) writes and reads
+these arrays, and checks received ones when it reduces them.
 """
 
 import ctypes

@@ -235,7 +235,7 @@ class Copies:
     def answer(
         self, call: str, reports: Iterable[Report], now: float, lease: float
     ) -> ChangeAnswer:
-        """Return the answer to the chief that makes a change by this call, or how far it is."""
+        """Return the answer to a chief's call that makes a change; `Staging` while it goes on."""
         if (found := self._answers.get(call)) is not None:
             return found
         if self.change is None or self.change.call != call:
@@ -244,7 +244,7 @@ class Copies:
         return Staging(self.change.late(reports, now, lease), self.change.committed)
 
     def end(self, answer: Answered) -> None:
-        """Forget the change: its round has ended, or it is dropped. Its call gets the answer."""
+        """Forget the change, since its round has ended or it is dropped; keep its call's answer."""
         if self.change is not None:
             self.note(self.change.call, answer)
         self.change = None

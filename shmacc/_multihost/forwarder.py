@@ -303,7 +303,7 @@ class ForwarderCore:
                 self._batch, self._unshipped = self._unshipped, None
 
     def done(self, action: Do) -> None:
-        """Note that an action is done: the segment is finished, or after the others, open again."""
+        """Note that an action is done. FINISH has finished the segment, other actions opened it."""
         if action is Do.FINISH:
             self._is_finished = True
             return
@@ -349,11 +349,11 @@ class ForwarderCore:
         if self._waits[0] != (waits := (last.number, report.fence, grown > 0)):
             self._waits = waits, now
         since = self._waits[1]
-        # The owner cannot go on without the other fields; a count may be late.
+        # Counts may be reported late. The owner needs changes of most other fields at once.
         if _told_at_once(report) != _told_at_once(last):
             return now
         if report.held_for != last.held_for:
-            # Wait a little for the pieces to arrive: then one report has both, hold and batch.
+            # Wait a little for the pieces to arrive: then one report announces hold and batch.
             answer = now if self._unshipped is None else self._hold_began + self._timing.grace / 4
             return min(answer, self._reported_at + self._timing.patience(self._pace) / 4)
         if last.count < self._usual <= report.count:

@@ -16,7 +16,7 @@ from shmacc._multihost.messages import (
 )
 
 NUMBER_BITS = 32
-"""Incarnations and grants are numbered from term << NUMBER_BITS, so owners share no number."""
+"""Incarnations and grants are numbered from term << NUMBER_BITS on: no two owners use the same."""
 
 _APART = 10  # how many times the expiry a host at a cut link gets no shard
 
@@ -93,7 +93,7 @@ class Host:
 
 
 def tasks(order: Order, report: Report) -> Order:
-    """Return the part of an order that the host must still do, and must learn at once."""
+    """Return an order without all that the host has done already, or need not learn at once."""
     has_shipped = report.batch is not None and report.held_for == order.grant
     line = order.lineage
     if line is not None and same(lineage_of(report), line):

@@ -25,7 +25,7 @@ class Timing:
         lease: A host is lost without a report for this time, or four heartbeats if that is longer.
         grace: How long a round with enough gradients waits for hosts that do not hold yet.
         expiry: How long a grant waits for hosts that hold, but have not shipped everything.
-        chief_lease: A chief that has not asked for this time is lost.
+        chief_lease: A chief is lost after this time without a message.
     """
 
     heartbeat: float = 0.25

@@ -1,6 +1,6 @@
 """The owner: how it answers the messages of hosts and chiefs.
 
-It keeps the step, counts gradients of all hosts, and decides which a round has (rounds.py).
+It keeps the step, counts all hosts' gradients, and decides which of them a round has (rounds.py).
 """
 
 import zlib
@@ -212,7 +212,7 @@ class OwnerCore(Rounds):
     def step_past(
         self, after: int, now: float, *, tell: bool = False
     ) -> int | NotReady | Finished | Chiefless | None:
-        """Return the step once it is past `after`, or why it will not be; None: it is not yet.
+        """Return the step once it is past `after`, or why it never will be; None: wait longer.
 
         With `tell`, the loss of the last chief counts as a reason.
         """
@@ -363,7 +363,7 @@ class OwnerCore(Rounds):
         return self._answer_to(call, now)
 
     def withdraw(self, call: str, now: float) -> ChangeAnswer:
-        """Drop this call's change, or never begin it, if it is not committed; return the answer."""
+        """Ensure that an uncommitted change of this call is never made; return the answer to it."""
         copies, change = self.copies, self.copies.change
         if change is not None and change.call == call and not change.committed:
             copies.end(Ended())

@@ -122,7 +122,7 @@ class Joining:
         """Allocate memory for the members. Small members share a block, which costs less.
 
         Returns:
-            By member number, an array of one row's bytes per row (dense: element's per element).
+            By member number, a 2-D array of bytes: a line for each row (dense: for each element).
         """
         form = self._plan.results
         lengths = {n: math.prod(form.dims[n]) for n in numbers}

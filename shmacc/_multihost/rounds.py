@@ -283,7 +283,7 @@ class Rounds:
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """Make another grant after one that led to no round, without a release in between.
+        """Make another grant after one that led to no round; the hosts stay held meanwhile.
 
         Hosts refuse gradients while they hold, and these never come again. So if there are too few
         gradients now, the step is void. But if a forwarder has just started, nobody knows its

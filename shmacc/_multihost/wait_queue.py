@@ -87,7 +87,7 @@ class WaitQueue:
         return [ticket.name for ticket in self._waiting.values() if ticket.heard < since]
 
     def lost(self, loss: Loss) -> None:
-        """Keep a loss for the first ticket that wants losses, or if there is none, the next one."""
+        """Keep a loss for the first ticket that wants losses, or else for the next that comes."""
         tickets = [ticket for ticket in self._waiting.values() if ticket.tell]
         (tickets[0].lost if tickets else self._untold).append(loss)
 

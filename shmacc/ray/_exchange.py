@@ -101,7 +101,7 @@ class Exchange:
         self.want(self.wanted)
 
     def exchange(self, wanted: Wanted, seen: int, plan: Plan | None) -> Found:
-        """Accept what the caller wants; return the state, if already seen after a moment."""
+        """Accept what the caller wants; wait briefly for a state newer than `seen`; return it."""
         with self._changed:
             self.plan = self.plan or plan
             while self._lines and self._lines[0][0] <= seen:

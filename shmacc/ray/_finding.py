@@ -93,7 +93,7 @@ def groups_of(parameters: str, until: float) -> list[Config]:
 
 
 def check_unused(names: list[str], groups: list[str], nodes: set[str], until: float) -> None:
-    """Refuse to replace segments that living processes have attached; `groups`' actors may.
+    """Refuse to replace segments that living processes use, other than the actors of `groups`.
 
     Raises:
         FailedPreconditionError: Processes of a node have a segment of one of `names` attached.

@@ -217,7 +217,7 @@ class Incarnation:
             self._count("resent", shipping.resent)
 
     def _talk(self, now: float) -> None:
-        """Report if it is due, or if no call waits at the owner, which answers with a new order."""
+        """Send a report if one is due, or if no call waits at the owner for the next order."""
         if self._owner is None:
             if now >= self._poll_from:
                 self._owner, self._poll_from = find(self._config, "owner"), now + _AGAIN

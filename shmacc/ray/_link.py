@@ -282,8 +282,8 @@ class Link:
         """Remove the group; return the nodes that have not confirmed that they removed its names.
 
         With `undo`, what nodes had before the group stays (`Memory.end`). The owner ends last, so
-        that no other chief can make one before. If another chief has already replaced the group by
-        a new one, that stays.
+        that no other chief can make one before. If another chief has already made a new group of
+        this name, the new group stays.
         """
         until = time.monotonic() + END
         config = self.connect(until)
@@ -338,7 +338,7 @@ def _worker_died(losses: tuple[said.Loss, ...]) -> WorkerDiedError:
 
 
 def replace(names: list[str], groups: list[Config], until: float) -> set[str]:
-    """Remove groups, since new segments will get their names and `names`; return the living nodes.
+    """Remove groups, so that their names and `names` are free; return the living nodes.
 
     Raises:
         FailedPreconditionError: A living process has a segment of one of these names attached, or

@@ -253,7 +253,7 @@ def _begin_line(link: Link, params: Parameters, best: str, until: float) -> None
 
 
 def _wait_for_own_copy(link: Link, params: Parameters, until: float) -> None:
-    """Wait until a change of the group is in this chief's copy: so the node's actor changes it.
+    """Wait for the group's first change in this chief's copy: it shows that the actor uses it.
 
     Raises:
         FailedPreconditionError: The actor changes an earlier copy, whose name was removed.

@@ -193,8 +193,8 @@ class Parameters(LocalParameters):
         """Replace everything, on every node, by a result of `state` of these or equal parameters.
 
         This is a change between two rounds. The step goes up even if the saved state has a lower
-        step: so gradients computed from the replaced parameters are stale everywhere. A schedule's
-        numbers belong in an array.
+        step: so gradients computed from the replaced parameters are stale everywhere. So a schedule
+        should count in an array, and not rely on the step.
 
         Args:
             state: As for ``shmacc.Parameters``.

@@ -63,7 +63,7 @@ LOST = (
 class Source:
     """The reference by which a node gets a change.
 
-    Ray would fetch the change for a bare reference, as an argument of a call, before the call.
+    Were the bare reference an argument of the owner's call, Ray would first fetch the change there.
     """
 
     ref: Any  # Ray's reference to the change
@@ -198,7 +198,7 @@ def on_nodes(
     """
 
     def ask() -> dict[Any, str]:
-        """Start the tasks. Ray may ask its head for this, about a function that is new to it."""
+        """Start the tasks; if the function is new to Ray, this asks Ray's head about it."""
         kind = ray.remote(num_cpus=0)(function)
         on = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
         return {kind.options(scheduling_strategy=on[n]).remote(*args): n for n in nodes}

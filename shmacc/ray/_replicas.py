@@ -22,7 +22,7 @@ from shmacc.torch._updates import Atomic
 
 
 class _OfAllCopies(Atomic):
-    """Updates of the copies of all nodes. A node's actor undoes one that ended half-way."""
+    """Updates that change the copies of all nodes. A node's actor undoes a half-done update."""
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
         """Give tables their first rows, if this node's copy is new: the group begins with it."""

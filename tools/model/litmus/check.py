@@ -99,7 +99,7 @@ def show(wanted: str) -> None:
 
 
 def main() -> int:
-    """Command line; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--show", metavar="TEST[/BROKEN_...]", help="one test, in full")
     parser.add_argument("--record", action="store_true", help="note in README.md what was checked")

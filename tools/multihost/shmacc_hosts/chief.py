@@ -65,7 +65,7 @@ class Chief:
         """Whether the owner knows this chief's call, so that the chief needs only the answer."""
         return self.does != "ask" or owner._queue.find(self.ticket) is not None
 
-    # Its steps
+    # Steps
 
     def steps(self) -> Iterator[Step]:
         for what, arg in self._steps():

@@ -140,8 +140,8 @@ class Network:
 class Stored:
     """An object in Ray's store, which hosts get from hosts that have it.
 
-    As in Ray, a host gets it from a random one of the hosts that have the whole object by then. At
-    best (`shared`) it gets it from the host that can send first, even if that must wait for it.
+    As in Ray, a host gets the object from a random one of the hosts that have all of it by then. At
+    best (`shared`) a host gets it from the first that can send it, even if that one lacks it yet.
     """
 
     def __init__(self, network: Network, world: World, home: int, size: float) -> None:

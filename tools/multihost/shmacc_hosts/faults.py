@@ -167,7 +167,7 @@ class Faults:
         machines = self._failed("moved").machines
         machines[what[2]].workers.append(Worker(machines[what[0]].workers[what[1]].contributor))
 
-    # How they go on
+    # Steps that continue or end a fault
 
     def thaw(self, number: int) -> None:
         self.world.machines[number].frozen = False

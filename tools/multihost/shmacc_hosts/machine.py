@@ -47,7 +47,7 @@ class Machine:
         frozen: Whether all its processes are stopped for a while.
         cut_off: Whether no message reaches it or leaves it.
         zombie: Whether Ray has declared it dead, though its processes run.
-        returned: Whether it was dead, and does not follow the owner again yet.
+        returned: Whether it was dead, or declared dead, and does not follow the owner again yet.
         core: The `ForwarderCore` of its actor; None: it has no actor.
         serial: The number of the last order.
         doing: The change of the copy that the forwarder wants, and the order; None: no change.
@@ -83,7 +83,7 @@ class Machine:
             f"torn={memory.torn} segment={memory.segment} actor={at} {self.doing} {self.coming}>"
         )
 
-    # Its processes
+    # Processes
 
     def boot(self) -> None:
         """Start Ray's processes, under a new name."""
@@ -110,7 +110,7 @@ class Machine:
         self.sent: tuple[int, frozenset[int]] = (-1, frozenset())
         self.memory.segment.held = False
 
-    # Its steps
+    # Steps
 
     def steps(self) -> Iterator[Step]:
         for what, arg in () if self.frozen else self._steps():
@@ -228,7 +228,7 @@ class Machine:
         self._settle()
 
     def _can_do(self, action: Action) -> bool:
-        """Whether an action has an effect; to ship has one only if it changes who has pieces."""
+        """Whether an action has an effect. Shipping has none while its shards stay out of reach."""
         if action[0] is not Do.SHIP:
             return True
         left, near, core = *self._pieces(action[1]), self.core
@@ -283,7 +283,7 @@ class Machine:
         return ["catch_up", "replace"] if self._follows(source) else ["replace"]
 
     def _follows(self, source: Machine) -> bool:
-        """Whether this copy lacks only updates that the source may have kept, but no restore."""
+        """Whether only updates, no restore, have made the source's copy differ from this one."""
         own, path = self.memory.path, source.memory.path
         made = path[len(own) :]
         is_parent = bool(own and made) and path[: len(own)] == own

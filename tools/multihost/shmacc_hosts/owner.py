@@ -71,7 +71,7 @@ class Owner(OwnerCore):
         self.alive = False
         self.parked, self.calls = {}, {}
 
-    # Its steps
+    # Steps
 
     def steps(self) -> Iterator[Step]:
         if not self.alive or self.machine.frozen:
@@ -206,7 +206,7 @@ class Owner(OwnerCore):
         return machine is not None and self.world.reach(machine, self.machine)
 
     def end_wait(self, what: tuple[str, Any, bool]) -> None:
-        """End a wait: set its beginning to long ago."""
+        """End a wait, by moving its beginning far into the past."""
         kind, name, is_due = what
         self.world.fails += not is_due
         host, ticket, change = self._hosts.find(name), self._queue.find(name), self.copies.change

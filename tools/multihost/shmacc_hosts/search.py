@@ -2,7 +2,7 @@
 
 Messages arrive at once. But each part may send its message at any later time, so late and lost
 messages are covered. The end of a wait is a step, which is possible whenever the awaited part
-cannot act. Besides what must hold in each state (world.py), two things must hold of all together:
+cannot act. Each state is checked (world.py), and finally two properties of the whole search:
 
     STUCK  From each state the living parts can finish without another failure.
     WAITS  No round waits for the end of a failure, if an owner, and a chief on a machine with the
@@ -150,7 +150,7 @@ def begun(machines: int = 2) -> World:
 
 
 def moved_on(world: World, what: str) -> None:
-    """Take the steps in `what`, given by prefixes of their names; skip impossible ones with "?"."""
+    """Take the steps whose names begin as in `what`; a name with "?" is skipped if impossible."""
     for wanted in filter(None, (each.strip() for each in what.split(";"))):
         steps = {str(step): step for step in nexts(world)}
         name = wanted.rstrip("?")
