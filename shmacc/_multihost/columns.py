@@ -48,7 +48,7 @@ class Rows:
     # One row of `parts` for each member, ascending: the member's number, the count and the weight
     # of its gradients, and how many rows (a dense member: elements) it has.
     parts: IndexArray
-    numbers: IndexArray  # of the rows
+    numbers: IndexArray  # the rows' numbers
     counts: IndexArray  # the total weight of each row's gradients
 
     def lengths(self, members: IndexArray) -> IndexArray:

@@ -312,7 +312,7 @@ class ForwarderCore:
             self._usual = 0 if self._batch is None else self._batch.count
             self._count = 0
             self._is_finished = False
-            self._deaths = ()  # deaths before the last take concern nobody
+            self._deaths = ()  # no chief needs to know of deaths before the last take
         self._held = False
         self._forget_grant()
 
@@ -338,7 +338,7 @@ class ForwarderCore:
         if report == last:
             is_quiet = now - self._news_at >= _QUIET
             return self._reported_at + (self._timing.quiet(self._pace) if is_quiet else heartbeat)
-        if self._getting is Get.MAKE:  # one report will say that it was received, and made
+        if self._getting is Get.MAKE:  # one report will announce both: received and made
             last = replace(last, staged=report.staged)
         has_moved = report.fence != last.fence
         if has_moved and self._usual:

@@ -124,13 +124,13 @@ class Report:
     host: str
     incarnation: int  # of its forwarder
     number: int  # each incarnation begins with 1
-    fence: Fence | None  # that the content belongs to; None: the forwarder has just started
+    fence: Fence | None  # the content's fence; None: the forwarder has just started
     step: int  # the segment's; -1: there is no segment yet
     count: int  # how many gradients the segment has
     held_for: int | None = None  # the grant that the segment is held for
     batch: Batch | None = None  # the held content, once it has been shipped
     unreached: frozenset[str] = frozenset()  # before that: hosts of shards that lack their pieces
-    deaths: tuple[Death, ...] = ()  # all that were noticed since the fence moved on
+    deaths: tuple[Death, ...] = ()  # all deaths noticed since the fence moved on
     pace: float = 1.0  # of the last order: the owner waits for the next report accordingly
     term: int = 0  # the highest term in an order to this host: it follows no lower one
     finished: bool = False  # whether the segment is finished: a process may have done it
@@ -151,7 +151,7 @@ class Order:
     incarnation: int  # of the forwarder that this is for
     ready: bool = False  # False: the owner has no step yet, so the segment stays as it is
     refused: bool = False  # whether this incarnation must end, since a later one is known
-    fence: Fence = NO_FENCE  # that the content must belong to
+    fence: Fence = NO_FENCE  # the fence that the content must belong to
     step: int = 0
     hold: bool = False  # whether the segment must be held
     finished: bool = False  # whether the segment must be finished

@@ -65,7 +65,7 @@ class Content:
     """The content of a held segment."""
 
     batch: Batch  # what the owner gets
-    pieces: dict[int, Piece]  # by shard; those that get nothing are left out
+    pieces: dict[int, Piece]  # by shard; shards that get nothing are left out
 
     @classmethod
     def of(cls, taken: RoundResult, names: list[str]) -> Self:

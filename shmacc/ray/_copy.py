@@ -223,7 +223,7 @@ class HostCopy:
     def _check(self, core: ForwarderCore, stage: Stage, change: Any) -> Callable[[], None]:
         try:
             self._put(stage, change, only_check=True)
-        except Exception as error:  # noqa: BLE001  the chief's
+        except Exception as error:  # noqa: BLE001  it is reported to the chief
             # A process of this node may have restored the copy: then the change is not at fault.
             copy = self.look()
             why = error if stage.parent in {None, copy.lineage} else None

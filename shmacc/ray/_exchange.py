@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
     led: bool = False  # whether the chief has returned, on any node: workers may return
     ended_by: int = 0  # a signal that must end all processes; 0: none
     leaves: bool = False  # whether the node must let go of the run's names
-    removes: bool | None = None  # whether it must then remove them; None: if there were none before
+    removes: bool | None = None  # whether it must then remove them; None: if it had none before
 
 
 class Phase(IntEnum):

@@ -82,7 +82,7 @@ def living_nodes(chosen: Collection[str] | None, until: float | None = None) -> 
     head = _head()
 
     def ask() -> None:
-        global _alive  # noqa: PLW0603  of the process, as its connection to Ray is
+        global _alive  # noqa: PLW0603  a process has one connection to Ray
         found = ray.nodes()
         _hostnames.update({node["NodeID"]: node["NodeManagerHostname"] for node in found})
         _alive = head, {node["NodeID"] for node in found if node["Alive"]}
@@ -105,7 +105,7 @@ def shown(*nodes: str) -> str:
 
 def kill(actor: Any) -> None:
     """Kill an actor; if Ray's head is away, the actor is killed when the head is back."""
-    name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  the one name that every actor has
+    name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  the only name that every actor has
     with contextlib.suppress(DeadlineExceededError):
         answer_of_head(name, lambda: ray.kill(actor), soon(_BUSY))
 

@@ -346,7 +346,7 @@ def replace(names: list[str], groups: list[Config], until: float) -> set[str]:
     """
     nodes, own = living_nodes(None, until), [group.name for group in groups]
     check_unused([*dict.fromkeys([*names, *own])], own, nodes, until)
-    for group in groups:  # a chief has no segment attached
+    for group in groups:  # chiefs attach to no segment: ask the owner about them
         owner = find_actor(group.actor("owner"), until)
         with contextlib.suppress(*LOST, ray.exceptions.GetTimeoutError):
             if owner and (chiefs := ray.get(owner.do.remote("chiefs"), timeout=_CHIEFS)):

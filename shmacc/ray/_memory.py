@@ -25,13 +25,13 @@ COUNTERS = (
     "promise",  # the highest term of an owner that this node has answered
     "copies",  # how many nodes had the last change when this node made it
     "starts",  # forwarders started on this node
-    "reports",  # sent to the owner
-    "orders",  # received from the owner
+    "reports",  # reports sent to the owner
+    "orders",  # orders received from the owner
     "step",  # the owner's step in the last order
     "seals",  # how often the segment was held for a grant
     "batches",  # batches shipped
-    "gradients",  # in these batches
-    "bytes",  # in these batches
+    "gradients",  # gradients in these batches
+    "bytes",  # bytes in these batches
     "resent",  # pieces sent again, since their shard was lost
     "followed",  # updates that this node had missed, and got from other nodes
     "copied",  # whole copies of the parameters that it got from other nodes

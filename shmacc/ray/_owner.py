@@ -49,9 +49,9 @@ class OwnerActor:
         self._actors: dict[str, Any] = {}  # by node; nobody else gets these handles
         self._unheard: dict[str, float] = {}  # nodes that must answer, and since when they do not
         self._changed = asyncio.Event()
-        self._serial = self._core.serial  # the core's, when `_changed` was last set
+        self._serial = self._core.serial  # the core's serial when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
-        self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # makes them
+        self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # its threads make actors
         self._problems: dict[str, str] = {}  # by node: why it cannot take part in the group
         self._since: dict[str, float] = {}  # when each node was first seen alive
         self._checked: dict[str, Copy | None] = {}  # the copies of nodes that can take part
@@ -243,7 +243,7 @@ class OwnerActor:
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             if not enrolled and (why := await asyncio.to_thread(why_not, node)):
                 self._leave_out(node, why)
-                pause = _AT_MOST  # each actor that dies there is a page of Ray's output
+                pause = _AT_MOST  # Ray prints a page for each actor that dies there
             await asyncio.sleep(pause)
 
     def _leave_out(self, node: str, problem: str) -> None:

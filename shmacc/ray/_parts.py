@@ -95,10 +95,10 @@ class Config:
     members: dict[str, TensorSpec]
     reduction: str  # of members without their own
     options: dict[str, Any]  # for the segments: mode, owners, if_exists, lanes, capacity
-    shards: int  # how many there are
+    shards: int  # the number of shards
     hosts: frozenset[str] | None  # the ids of the nodes that take part; None: all
     timing: Timing
-    number: int  # unique; a segment that has it is this group's
+    number: int  # unique; a segment with this number belongs to this group
     copy: CopyConfig | None = None  # the parameters that the group belongs to; None: it has none
     version: tuple[str, int] = VERSION  # the chief's
 
@@ -296,7 +296,7 @@ def why_not(node: str) -> str | None:
     """Return why the library cannot be used on a node; None: it can, or there is no answer."""
     try:
         on_nodes({node}, check_version, VERSION, until=time.monotonic() + _LOADED)
-    except Exception as error:  # noqa: BLE001  the node's
+    except Exception as error:  # noqa: BLE001  the node has raised it
         return str(error).strip().splitlines()[-1].strip()
     return None
 

@@ -103,7 +103,7 @@ class _Hosts(OneHost):
         """Do nothing: the group's owner learns the step from the copies."""
 
     def living_chiefs(self, _: str) -> list[str]:
-        return []  # the nodes' actors take segments
+        return []  # no chief takes from a segment: the nodes' actors do
 
 
 class SyncReplicas(shmacc.torch.SyncReplicas):

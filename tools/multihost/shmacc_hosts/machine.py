@@ -138,7 +138,7 @@ class Machine:
         if step.what != "report":
             return 0.0
         if self.core is None:
-            return math.inf  # an owner has just ended it
+            return math.inf  # an owner has just ended the actor
         if not (self.polls or self.core.has_answer_to_come):
             return 0.0
         return cast("float", self.core.report_due(self.world.now))

@@ -66,7 +66,7 @@ def search(start: World, limit: int) -> Found:
     why: list[tuple[int, str]] = [(-1, "")]
     waiting = deque([start])
     steps: list[tuple[int, int]] = []
-    own: list[tuple[int, int]] = []  # without the ends of failures
+    own: list[tuple[int, int]] = []  # the steps other than ends of failures
     done: list[bool] = []
     goes_on: list[bool] = []
 

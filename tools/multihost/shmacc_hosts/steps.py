@@ -40,5 +40,5 @@ class Message(NamedTuple):
     kind: str
     sender: int
     receiver: int
-    name: str  # the receiver's, which changes when it is started again
+    name: str  # the receiver's name, which changes when it is restarted
     data: tuple[Any, ...]
