@@ -303,7 +303,7 @@ class ForwarderCore:
                 self._batch, self._unshipped = self._unshipped, None
 
     def done(self, action: Do) -> None:
-        """Note that an action is done. FINISH has finished the segment, other actions opened it."""
+        """Note that an action is done: after FINISH the segment is finished, after others open."""
         if action is Do.FINISH:
             self._is_finished = True
             return

@@ -213,7 +213,7 @@ class Link:
         return state
 
     def step(self, until: float | None = None) -> int:
-        """Return the owner's step. With parameters, a new owner learns it first."""
+        """Return the owner's step; with parameters, wait until a new owner has learned it."""
         while (step := self.state(until)[0]) is None:
             if self.call("do", "has_line", until=until, wait=ANSWER) is False:
                 raise self.error(said.NotReady())

@@ -51,7 +51,7 @@ class OwnerActor:
         self._changed = asyncio.Event()
         self._serial = self._core.serial  # the core's serial when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
-        self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # its threads make actors
+        self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # makes actors
         self._problems: dict[str, str] = {}  # by node: why it cannot take part in the group
         self._since: dict[str, float] = {}  # when each node was first seen alive
         self._checked: dict[str, Copy | None] = {}  # the copies of nodes that can take part

@@ -62,7 +62,7 @@ class Supervisor:
 
         Args:
             version: The caller's version of the library.
-            named: Whether its caller gave the run a name.
+            named: Whether the caller gave the run a name.
 
         Raises:
             FailedPreconditionError: The node has another version of the library, or no namespace.
@@ -119,7 +119,7 @@ class Supervisor:
                     if started is not None:
                         exchange.note(phase=Phase.IDLE)
                     exchange.wait_until(lambda: exchange.wanted.leaves)
-                # If this node has not got a named run's names, the actors may be another call's.
+                # If this node has not taken a named run's namespace, the actors may be another's.
                 if exchange.wanted.turn == sys.maxsize and (started or not self._named):
                     end_actors(self._name)
                 _kill_workers_of_ray(self._namespace)

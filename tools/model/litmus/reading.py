@@ -46,7 +46,7 @@ class Litmus:
 
     @property
     def streams(self) -> bool:
-        """Whether it has non-temporal stores, which only one model knows."""
+        """Whether it has non-temporal stores, which only one of the memory models knows."""
         return " streamed" in self.source
 
     @property

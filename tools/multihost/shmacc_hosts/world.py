@@ -74,7 +74,7 @@ class World:
     # The accepted gradients by identity, with the fence of their segment.
     accepted: dict[int, tuple[Gradient, Fence | None]] = field(default_factory=dict)
     paths: dict[Lineage, Path] = field(default_factory=dict)  # the path of copies with a lineage
-    # The step of copies with a lineage: of several, the step of the first such copy.
+    # By lineage: the step of the first copy that had it.
     steps: dict[Lineage, int] = field(default_factory=dict)
     # By a restore's name: the path of copies after this restore.
     wholes: dict[Fence, Path] = field(default_factory=dict)
