@@ -16,7 +16,7 @@
 
 With parameters, there are also transitions for their copies on all hosts (copies.py):
 
-    learning --- all hosts have answered              ---> counting, after a restore if none has one
+    learning --- all hosts have answered              ---> counting; without copies a restore first
     block    --- its update is committed              ---> final: the round ends, whoever dies
     counting --- a restore is committed               ---> counting, at a higher step (void)
              --- a segment is ahead, or at this step  ---> counting, at a higher step (void)

@@ -87,7 +87,7 @@ class HostCopy:
         self._pause = self._again = 0.0  # the pause after a failure, and the time when it ends
 
     def _earlier(self) -> Parameters | None:
-        """Attach to the node's copy, if it has the right members; return None if there is none."""
+        """Return the node's copy; None: there is none yet. Raise if it is unlike other nodes'."""
         given = self._given
         try:
             Parameters.attach(given.name, owners=given.owners).close()
