@@ -1,16 +1,16 @@
 """The owner's state and its transitions: when a grant, a round or a new step begins.
 
-    counting --- a chief waits, and enough are there  ---> granted
-    granted  --- the batches are there, and enough    ---> block
-             --- too few are in them, or a host with  ---> granted again, if enough are there;
+    counting --- enough gradients for a waiting chief ---> granted
+    granted  --- batches with enough gradients came   ---> block
+             --- batches have too few, or a host with ---> granted again, if hosts have enough now;
                  a shard is lost                           else counting, at the next step (void)
-             --- a host does not reach a shard        ---> as above, at its expiry; both ends of a
-                                                           cut link get no shards for a while
+             --- a host does not reach a shard        ---> as above, when the grant expires; ends of
+                                                           cut links get no shards for a while
              --- a contributor is in two batches      ---> counting, at the next step (void); the
                  second time before a round, the chief gets an error instead of a round
-    block    --- its chief leaves it in order         ---> counting, at the next step
-             --- it raises, or its chief is lost      ---> counting
-             --- shards have lost their pieces        ---> as a grant with too few batches
+    block    --- it ends without an exception         ---> counting, at the next step
+             --- it raises, or its chief is lost      ---> counting, at the same step
+             --- shards have lost their pieces        ---> as for batches with too few gradients
              --- set_global_step, advance_step        ---> counting, at once
     counting --- in doubt, and nothing comes          ---> counting, at the next step (void)
 
