@@ -1,4 +1,4 @@
-"""A change of all copies of the parameters: who has it, who cannot make it, who is waited for."""
+"""A change of all copies of the parameters: which hosts have it, cannot make it, or are awaited."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,66 +10,66 @@ UNKNOWN = -1
 """The digest of a change that is committed, until a host has reported it."""
 
 MARK_BITS = 16
-"""The low bits of a change's number, which are those of its round's ticket; 0: it has no round."""
+"""The lowest bits of a change's number are its mark: a hash of its round's ticket; 0: no round."""
 
 BEGINNING_BITS = 16
-"""The bits above, which say with which beginning the line of changes has begun."""
+"""The bits above the mark identify the restore that began the change's line (see copies.py)."""
 
-_SLOWEST = 20e6  # bytes a second that a host gets at least
-_SMALL = 1 << 20  # bytes of a change that all hosts may get at once
+_SLOWEST = 20e6  # bytes a second that every host can receive
+_SMALL = 1 << 20  # all hosts may get a change of fewer bytes at once
 
 
 def same(has: Lineage, wanted: Lineage) -> bool:
-    """Whether a copy has the lineage that is wanted."""
+    """Whether lineage `has` equals `wanted`; an UNKNOWN digest in `wanted` is not compared."""
     return has[:2] == wanted[:2] and wanted.digest in {has.digest, UNKNOWN}
 
 
 def beginning(lineage: Lineage) -> int:
-    """Return which beginning a copy's line of changes has."""
+    """Return the bits of a lineage that identify the restore that began its line of changes."""
     return lineage.number >> MARK_BITS & (1 << BEGINNING_BITS) - 1
 
 
 def lineage_of(report: Report | None) -> Lineage:
-    """Return the lineage of a host's copy, or one that is no copy's."""
+    """Return the lineage of a host's copy; without a copy, the lineage of `NO_COPY`."""
     copy = None if report is None else report.copy
     return (NO_COPY if copy is None else copy).lineage
 
 
 @dataclass(slots=True)
 class Change:
-    """A change of all copies."""
+    """A change of all copies, from its staging until its round has ended."""
 
     stage: Stage  # what hosts get
     call: str  # the chief's call; it may be repeated
     host: str  # the chief's host
     since: float  # when hosts were last asked to get it, or when it was committed
     heard: float  # when its chief called last
-    asked: frozenset[str]  # hosts that are to get it
-    # Whether its chief has found that its own host can make it: that one gets it once it is
-    # committed, and need not say before that it has it.
+    asked: frozenset[str]  # hosts that were asked to get it
+    # Whether the chief has checked that its own host can make the change. That host then gets the
+    # change after the commit, and need not report before that it has it.
     checked: bool = False
     committed: bool = False  # whether hosts make it
     left: bool = False  # whether its chief is lost, or waits no more
-    without: frozenset[str] = frozenset()  # hosts that had not got it in time when it was committed
+    without: frozenset[str] = frozenset()  # hosts that did not have it yet at its commit
 
     @property
     def is_whole(self) -> bool:
-        """Whether the change replaces everything, and is made outside a round."""
+        """Whether the change is a restore: it replaces all parameters, outside a round."""
         return self.stage.parent is None
 
     def is_in(self, report: Report) -> bool:
-        """Whether the host's last change is this one."""
+        """Whether the host has made this change, and no other since."""
         return lineage_of(report)[:2] == self.stage.update
 
     def is_at(self, report: Report) -> bool:
-        """Whether the host has received the change."""
+        """Whether the host has received the change; it may have made it since."""
         return report.staged == self.stage.update
 
     def fits(self, report: Report) -> bool:
-        """Whether a host can make the change: its copy has the parent, its segment a lower step.
+        """Whether the host's copy is the change's parent, and its segment at a lower step.
 
         Void steps of another owner may have moved the segment further. Then the segment has
-        gradients of that step, computed from the copy as it is: so the copy may not change.
+        gradients that were computed from the present copy, so the copy may not change.
         """
         parent, step = self.stage.parent, self.stage.step
         return parent is None or (lineage_of(report) == parent and report.step < step)
@@ -77,8 +77,8 @@ class Change:
     def late(self, reports: Iterable[Report], now: float, lease: float) -> tuple[str, ...]:
         """Return the living hosts that the change waits for.
 
-        Those that were asked have the lease, and the time that a large change takes, to get it.
-        After the commit, hosts that have it must make it; those that lacked it are not waited for.
+        A host that was asked may take the lease, plus the time that a large change takes, to get
+        it. After the commit, hosts that have the change must make it; other hosts are not awaited.
         """
         is_early = self._is_early(now, lease)
 
@@ -92,7 +92,7 @@ class Change:
         return tuple(sorted(report.host for report in reports if waits_for(report)))
 
     def can_get(self, report: Report) -> bool:
-        """Whether a host has got the change, or is the chief's, where the chief has checked it."""
+        """Whether the host has received the change, or its chief has checked it on this host."""
         is_home = self.checked and report.host == self.host
         is_sure = is_home and not self.is_in(report) and self._can(report)
         return self.is_at(report) or is_sure
@@ -102,13 +102,13 @@ class Change:
         return report.host in self.asked
 
     def ask_more(self, reports: list[Report], now: float, lease: float) -> bool:
-        """Have more hosts get the change, if enough have it already; return whether there are more.
+        """Ask more hosts to get the change, if enough have it already; return whether any were.
 
-        At a time, at most as many hosts get a large change as have it: so each of these can send it
-        to one host, and the chief's host need not send it to all. Hosts are asked in waves, since
-        each wave costs messages: the next one begins when half of those that have the change are
-        free. A host that is too late is not waited for. If then no host but the chief's could have
-        the change, the chief's must get it, too: the chief may be lost after the commit.
+        Each host that has a large change sends it to one host at a time, so that the chief's host
+        need not send it to all. Hosts are asked in waves, since each wave costs messages: the next
+        wave begins when half of the hosts with the change are free to send it. Hosts that are too
+        late are not awaited. If no other host has got the change by then, the chief's host must get
+        it before the commit: the chief may be lost afterwards.
         """
         if (
             self.checked
@@ -143,15 +143,15 @@ class Change:
         return None
 
     def refused_by(self, report: Report) -> Refusal | None:
-        """Return the host's word that it cannot make this change."""
+        """Return the host's refusal of this change; None: it has not refused it."""
         of_this = report.refused is not None and report.refused.update == self.stage.update
         return report.refused if of_this else None
 
     def can_be_committed(self, reports: list[Report], now: float, lease: float) -> bool:
-        """Whether at least one host has the change, and no living host is still waited for."""
+        """Whether a host has the change, and the change waits for no other living host."""
         return not self.late(reports, now, lease) and any(map(self.is_at, reports))
 
     def commit(self, reports: Iterable[Report], now: float) -> None:
-        """Commit the change: from here on hosts make it."""
+        """Commit the change: hosts make it from now on, even if its chief is lost."""
         self.committed, self.since, self.asked = True, now, self.asked | {self.host}
         self.without = frozenset(each.host for each in reports if not self.can_get(each))

@@ -1,9 +1,9 @@
 """Columns: the sums or results of many members in few arrays, one member's part after the other.
 
-Each array in a message has a cost of its own, however small it is. So a message from a host to a
-shard, or from a shard to the chief, is the headers of its members' parts, one column of all their
-rows, and one of all their values. The extension writes and reads them
-(shmacc/native/values/columns.hpp), and checks what comes in when it reduces it.
+Each array in a message costs time, however small it is. So a message from a host to a shard, or
+from a shard to the chief, has only four arrays: the headers of all members, their row numbers, the
+rows' counts, and the values. The extension (shmacc/native/values/columns.hpp) writes and reads
+these arrays, and checks received ones when it reduces them.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 ALIGNED = 64
-"""A member's part of a column of values begins at a multiple of this, in bytes (kPartAlignment)."""
+"""In a column of values, each member's part begins at a multiple of 64 bytes (kPartAlignment)."""
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what this process frees, up to a limit, for the next round.
+    """Have the C library keep memory that this process frees, up to a limit, for the next round.
 
-    Otherwise the kernel gives new memory for each column, which costs more than filling it.
+    Otherwise each column gets new memory from the kernel, which costs more than filling it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc: M_TRIM_THRESHOLD and the greatest M_MMAP_THRESHOLD
@@ -45,14 +45,14 @@ def aligned(size: int) -> int:
 class Rows:
     """The members of a message, and the rows of its sparse members."""
 
-    # A line for each member, by number: the member's number, its gradients' count and weight, and
-    # how many rows (dense: elements) it has.
+    # One row of `parts` for each member, ascending: the member's number, the count and the weight
+    # of its gradients, and how many rows (a dense member: elements) it has.
     parts: IndexArray
-    numbers: IndexArray  # of the rows
+    numbers: IndexArray  # the rows' numbers
     counts: IndexArray  # the total weight of each row's gradients
 
     def lengths(self, members: IndexArray) -> IndexArray:
-        """Return how many rows each of these members, given by ascending numbers, has."""
+        """Return how many rows each member has; `members` are ascending member numbers."""
         found = np.zeros(len(members), np.int64)
         mine = np.isin(self.parts[:, 0], members)
         found[np.searchsorted(members, self.parts[mine, 0])] = self.parts[mine, 3]
@@ -61,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows and their values."""
+    """The row numbers and the values of several members, as in one message."""
 
     rows: Rows
     values: Bytes  # of each member in turn, each part at a multiple of `ALIGNED`
@@ -73,7 +73,7 @@ class Columns:
         return cls(Rows(*rows), values)
 
     def arrays(self) -> tuple[IndexArray, IndexArray, IndexArray, Bytes]:
-        """Return the columns as the extension takes them."""
+        """Return the arrays in the order in which the extension takes them."""
         return self.rows.parts, self.rows.numbers, self.rows.counts, self.values
 
     @property
@@ -93,28 +93,28 @@ class Piece:
 
 
 class Format:
-    """How the values of a group's members lie in a column; each attribute is by member number.
+    """The layout of the members' values in a column. Attributes are indexed by member number.
 
     Args:
-        members: Each one's kind (whether it is sparse), shape and dtype.
+        members: For each member, whether it is sparse, its shape, and its dtype.
     """
 
     def __init__(self, members: Iterable[tuple[bool, tuple[Any, ...], np.dtype[Any]]]) -> None:
         given = list(members)
         self.sparse: npt.NDArray[np.bool_] = np.array([is_sparse for is_sparse, _, _ in given])
-        # The dimensions of a row of a sparse member, or of a whole dense one.
+        # A sparse member: the shape of one row. A dense member: the shape of the whole.
         self.dims: list[tuple[Any, ...]] = [
             shape[1:] if is_sparse else shape for is_sparse, shape, _ in given
         ]
         self.dtypes: list[np.dtype[Any]] = [dtype for _, _, dtype in given]
-        # The bytes of a row, or of an element.
+        # A sparse member: the bytes of one row. A dense member: the bytes of one element.
         self.widths: list[int] = [
             dtype.itemsize * (math.prod(shape[1:]) if is_sparse else 1)
             for is_sparse, shape, dtype in given
         ]
 
     def split(self, columns: Columns) -> list[Array]:
-        """Return the values of each member with a part, as views."""
+        """Return, as views, the values of each member that has a part in these columns."""
         parts, end = [], 0
         for number, _, _, length in columns.rows.parts.tolist():
             begin = aligned(end)
@@ -131,7 +131,7 @@ def join(parts: Sequence[Array]) -> Bytes:
     end = 0
     for part in parts:
         begin = aligned(end)
-        column[end:begin] = 0  # others must not see old memory
+        column[end:begin] = 0  # the receiver must not see what this memory held before
         end = begin + part.nbytes
         column[begin:end] = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
     return column[:end]

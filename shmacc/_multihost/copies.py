@@ -1,33 +1,33 @@
-"""The owner's line of changes: what every copy of the parameters must have, and what comes next.
+"""The owner's line of changes: which change every copy of the parameters must have, and the next.
 
-A copy has a lineage, the name of its last change. Changes are made in one line: each is for copies
-with one lineage, its parent, and leaves its own. A change goes through these states:
+A copy has a lineage, the name of its last change. All changes form one sequence, the *line*: each
+is for copies with one lineage, its parent, and gives them its own lineage. The states of a change:
 
     staged     The owner has named it. Hosts get it and check it. If one cannot make it, it is
                dropped, and no copy has changed. It is also dropped if its chief is lost: the next
-               chief's may differ.
-    committed  All living hosts with the parent have it, or cannot get it any more. Its lineage is
-               the owner's from here on. It is never given up: hosts make it, whoever dies.
-    told       Every living host that can make it reports its lineage. Now the chief hears of it,
-               and its block may end. If the chief is lost, the owner ends the round.
+               chief may make a different change.
+    committed  All living hosts with the parent have it, or cannot get it any more. From now on the
+               owner's lineage is that of this change. Hosts make it, whichever process dies.
+    told       Every living host that can make it reports its lineage. Now the chief gets the
+               answer, and its block may end. If the chief is lost, the owner ends the round.
 
 A copy changes only together with a higher step of its segment: a worker may be computing a gradient
-from the old copy at the present step. A host that has missed a change, or whose segment is at the
-change's step already, gets another host's whole copy. If need be the owner moves past the segment's
-step (`ahead`).
+from the old copy at the present step. A host that has missed a change, or whose segment is already
+at the change's step, gets another host's whole copy. If necessary, the owner first moves past the
+segment's step (`ahead`).
 
-A new owner learns the line (`learn`): every host that can take part must answer its term first.
-After that no host follows the earlier owner. The base is the copy with the highest lineage. A
-change that is staged and in no copy was told to nobody.
+A new owner learns the line (`learn`): first every host that can take part must answer its term.
+After that no host follows the earlier owner. The new owner continues from the copy with the highest
+lineage. If a change is staged, but in no copy, then no chief was told that it was made.
 
 If no host has a copy, a restore begins another line. A host that then comes back with a copy of the
-earlier line may have answered a later term, since clocks differ. So each copy says with which
-beginning its line has begun. An owner does not end for a host of another line: it takes a term
-above, and the host gets a copy of the line. (If the owner dies before that, the next one learns
-two lines, and goes on with that of the later term.)
+earlier line may have answered a later term, since clocks differ. So each copy's lineage tells which
+restore began its line (`beginning`). An owner does not end because of a host of another line: it
+takes a still later term, and the host gets a copy of the owner's line. (If the owner dies before
+that, the next owner learns of two lines, and continues the line with the later term.)
 
-`make model` walks these rules every way (tools/multihost/shmacc_hosts), and finds a fault for each
-that is left out.
+`make model` tries every order of events (tools/multihost/shmacc_hosts). With any one of these rules
+left out, it finds a fault.
 """
 
 import logging
@@ -61,9 +61,9 @@ from shmacc.errors import FailedPreconditionError
 _logger = logging.getLogger("shmacc")
 
 _LATEST = 30.0  # seconds that a new owner waits for hosts that Ray does not list yet
-_FURTHEST = 1 << 32  # a segment that is further ahead is damaged, or set by hand
-_REMEMBERED = 1024  # calls
-_BEGINNINGS = 65_521  # the largest prime that fits: so all bits of a term count
+_FURTHEST = 1 << 32  # a segment more steps ahead is damaged, or its step was set by hand
+_REMEMBERED = 1024  # how many calls' answers are kept
+_BEGINNINGS = 65_521  # the largest prime below 2^16: the remainder depends on all bits of a term
 
 Answered = Told | Refused | AtLastStep | Ended
 ChangeAnswer = Staging | Answered
@@ -73,11 +73,11 @@ class Copies:
     """The owner's line of changes; without parameters it stays empty.
 
     Attributes:
-        lineage: What every copy must have; None: not known, or no host has a copy.
-        is_learning: Whether hosts have to answer this owner first.
+        lineage: The lineage that every copy must have; None: not known, or no host has a copy.
+        is_learning: Whether the owner still waits until all hosts have answered its term.
         listed: The hosts that can take part, as far as the driver knows; None: not known.
         change: The change that is staged or committed, until its round has ended.
-        problems: Why hosts can have no part.
+        problems: For each host that cannot take part, the reason.
     """
 
     def __init__(self, are_there: bool, shown: Callable[[str], str] = str) -> None:
@@ -88,9 +88,9 @@ class Copies:
         self.change: Change | None = None
         self.problems: dict[str, str] = {}
         self._answered_at: float | None = None  # when all listed hosts had answered
-        self._named = 0  # changes that this owner has named
+        self._named = 0  # how many changes this owner has named
         self._answers: OrderedDict[str, Answered] = OrderedDict()  # by call; see `note`
-        self._differed: dict[str, int] = {}  # by host: how often its digest was another
+        self._differed: dict[str, int] = {}  # by host: how often its digest differed
 
     # What hosts must have
 
@@ -101,14 +101,14 @@ class Copies:
         return self.lineage is not None and same(report.copy.lineage, self.lineage)
 
     def is_of_another_line(self, report: Report) -> bool:
-        """Whether a host's copy belongs to a line that began with another restore."""
+        """Whether a host's copy belongs to a line of changes that another restore began."""
         own, line = lineage_of(report), self.lineage
         return line is not None and own.term > 0 and beginning(own) != beginning(line)
 
     def source(self, reports: Iterable[Report], report: Report) -> str | None:
-        """Return a host whose copy the reporting one can get; None: it needs none, or none has it.
+        """Return a host from which the reporting host can get its copy; None: no need, or no host.
 
-        Each report gets another source: two hosts may be cut off from each other.
+        Each new report of a host gets another source: it may be cut off from one of them.
         """
         if self.has(report):
             return None
@@ -116,16 +116,16 @@ class Copies:
         return able[report.number % len(able)] if able else None
 
     def count(self, reports: Iterable[Report]) -> int:
-        """Return how many living hosts have the line."""
+        """Return how many of the reporting hosts have the line's last change."""
         return sum(map(self.has, reports))
 
     # Learning
 
     def learn(self, reports: list[Report], term: int, now: float) -> int | None:
-        """Learn line and step, if all hosts have answered this term; return the step, or None.
+        """Learn lineage and step, if all hosts have answered this term; return the step, or None.
 
-        After a power failure of all hosts, say, those that come first may not have the last update:
-        so a new owner waits a while for as many hosts as had it.
+        After a power failure, for example, the first hosts to come back may lack the last update.
+        So a new owner waits for as many hosts as had the copy that it has found, but not for ever.
         """
         if not self._is_answered(reports, term):
             return None
@@ -139,11 +139,11 @@ class Copies:
         return -1 if base is None else self.ahead(reports, base.step) or base.step
 
     def learn_again(self) -> None:
-        """Forget the line: no host has it any more."""
+        """Forget the owner's lineage, since no host has it any more, and learn another one."""
         self.is_learning, self.lineage, self._answered_at = True, None, None
 
     def is_nowhere(self, reports: list[Report], term: int) -> bool:
-        """Whether all hosts are heard, and none has the line or can still get it."""
+        """Whether all hosts have answered, and none has the owner's lineage or can still get it."""
         change = self.change
         return (
             self.lineage is not None
@@ -154,21 +154,21 @@ class Copies:
     def must_answer(self, reports: Iterable[Report], term: int) -> frozenset[str]:
         """Return the hosts that can take part, and have not answered this term.
 
-        A host that reports takes part, also if the driver does not list it yet, or any more.
+        A host that reports takes part, even if it is not, or no longer, in the driver's list.
         """
         terms = {each.host: each.term for each in reports}
         names = {*terms, *(self.listed or ())}
         return frozenset(name for name in names if terms.get(name) != term)
 
     def _is_answered(self, reports: Iterable[Report], term: int) -> bool:
-        """Whether all hosts that can take part have answered."""
+        """Whether all hosts that can take part have answered this term."""
         return bool(self.listed) and not self.must_answer(reports, term)
 
     def ahead(self, reports: Iterable[Report], step: int) -> int | None:
-        """Return the step to which the owner must move for a host's sake; None: it need not.
+        """Return the step to which hosts' segments force the owner to move; None: it may stay.
 
-        A host's segment may be at a later step, or at this one with another copy: that is replaced
-        only together with a higher step.
+        A host's segment may be at a later step. Or it may be at this step with a wrong copy: a copy
+        is replaced only together with a higher step.
         """
         steps = [step]
         for report in reports:
@@ -197,10 +197,10 @@ class Copies:
         size: int,
         now: float,
         *,
-        mark: int | None = None,  # of the chief's round; None: the change replaces all copies
-        checked: Lineage | None = None,  # of the host's copy for which the chief has checked it
+        mark: int | None = None,  # the mark of the chief's round; None: a restore
+        checked: Lineage | None = None,  # that the host's copy had when the chief checked it
     ) -> None:
-        """Stage a change of a chief on this host, by a new name. It leads to this step."""
+        """Stage, under a new name, a change of a chief on `host`; it moves segments to `step`."""
         self._named += 1
         line = 1 + term % _BEGINNINGS if self.lineage is None else beginning(self.lineage)
         number = (self._named << BEGINNING_BITS) + line
@@ -212,7 +212,7 @@ class Copies:
         self.change = Change(stage, call, host, now, now, asked, is_checked)
 
     def is_made(self, block: Opened, mark: int, reports: Iterable[Report]) -> bool:
-        """Whether the line's last change is the update of this block of an earlier owner."""
+        """Whether the last change is the update of this block, which an earlier owner opened."""
         line = self.lineage
         if line is None or (line.term, line.number % (1 << MARK_BITS)) != (block.fence.term, mark):
             return False
@@ -220,13 +220,13 @@ class Copies:
         return block.step + 1 in steps
 
     def answered(self, call: str) -> Answered | None:
-        """Return the last answer to a call; None: it is not answered yet."""
+        """Return the final answer to a call; None: there is none yet."""
         return self._answers.get(call)
 
     def note(self, call: str, answer: Answered) -> None:
-        """Keep the first answer to a call: a late or repeated message of it begins no other change.
+        """Keep the first answer to a call, so that a repeated message does not begin a new change.
 
-        The last 1,024 are enough: the chiefs of earlier ones have long stopped sending.
+        The answers of the last 1,024 calls are enough: earlier chiefs have long stopped sending.
         """
         self._answers.setdefault(call, answer)
         if len(self._answers) > _REMEMBERED:
@@ -235,7 +235,7 @@ class Copies:
     def answer(
         self, call: str, reports: Iterable[Report], now: float, lease: float
     ) -> ChangeAnswer:
-        """Return the answer to the chief's call that makes a change."""
+        """Return the answer to a chief's call that makes a change; `Staging` while it goes on."""
         if (found := self._answers.get(call)) is not None:
             return found
         if self.change is None or self.change.call != call:
@@ -244,21 +244,21 @@ class Copies:
         return Staging(self.change.late(reports, now, lease), self.change.committed)
 
     def end(self, answer: Answered) -> None:
-        """Forget the change, since its round has ended, or since it is dropped."""
+        """Forget the change, since its round has ended or it is dropped; keep its call's answer."""
         if self.change is not None:
             self.note(self.change.call, answer)
         self.change = None
 
     def commit(self, change: Change, reports: Iterable[Report], now: float) -> None:
-        """From here on hosts make the change."""
+        """Commit the change: its lineage becomes the owner's, and hosts make it from now on."""
         change.commit(reports, now)
         self.lineage = Lineage(*change.stage.update, 0 if change.is_whole else UNKNOWN)
 
     def learn_digest(self, change: Change, reports: Iterable[Report]) -> bool:
-        """Take over the digest that the chief's host reports, or any host if that is lost.
+        """Take over the digest that the chief's host reports, or if it is lost, any other host.
 
         Returns:
-            Whether it is known now, and was not before.
+            Whether this call has made the digest known.
         """
         if self.lineage is None or self.lineage.digest != UNKNOWN:
             return False
@@ -281,16 +281,16 @@ class Copies:
     ) -> bool:
         """Whether the committed change is in the copy of every host that can make it.
 
-        If the chief still waits, its own host must have it: the rest of the block reads it there.
+        If the chief still waits, its own host must have it: the rest of its block reads that copy.
         """
         on = {each.host for each in reports if lineage_of(each) == self.lineage}
         enough = bool(on) if change.left else change.host in on
         return enough and not change.late(reports, now, lease)
 
     def outcome_at_home(self, change: Change, reports: Iterable[Report]) -> Refused | None:
-        """Return why the chief's own host cannot make the committed change, though others do.
+        """Return why the chief's own host cannot make the committed change, though others can.
 
-        None: it has made the change, or still may, or is lost.
+        None: the chief's host has made the change, or still may, or is lost.
         """
         home = [each for each in reports if each.host == change.host]
         if any(map(change.refused_by, home)):

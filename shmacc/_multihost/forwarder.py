@@ -1,15 +1,15 @@
 """The forwarder: it makes a host's segment follow the owner's orders.
 
-Its driver asks for the next action, does it, and says that it is done. Actions on the segment are
-done one at a time. Shipping may take long, and a new order may come meanwhile: so `shipped` says
-for which grant pieces have arrived, and counts only for the current grant.
+Its driver asks for the next action, does it, and says that it is done. It does one action on the
+segment at a time. Shipping (sending sums to shards) may take long, and a new order may come
+meanwhile: so the driver tells `shipped` the grant, and only the current grant counts.
 
-If the group has parameters, the host has a copy of them, and the copy changes first, the segment
-afterwards: so a worker sees no step before its parameters. `next_change` says what is to be done
-with the copy. That takes long, too, and is done one at a time. While the copy changes, the
-forwarder follows no later owner: it would report a copy that is just being changed. A copy
-changes, and gradients are dropped, only with a higher step of the segment: `apply` refuses only
-lower steps, so a gradient that is being computed from the old copy would get in otherwise.
+If the group has parameters, the host has a copy of them. The copy changes first, the segment
+afterwards, so that a worker never sees a step before its parameters. `next_change` says what to do
+with the copy. This takes long, too, and the driver does one such change at a time. While the copy
+changes, the forwarder follows no later owner: it would report a copy that is just being changed.
+Changes of a copy, and drops of gradients, come only with a higher step of the segment: `apply`
+refuses only lower steps, and would otherwise accept a gradient computed from the old copy.
 """
 
 from dataclasses import replace
@@ -28,13 +28,13 @@ from shmacc._multihost.messages import (
     Timing,
 )
 
-_QUIET = 5.0  # after so many seconds without news, reports become rare
+_QUIET = 5.0  # after this many seconds without news, reports become rare
 
 
 class Do(Enum):
-    """What the driver must do; it says that it is done by `done`, or by the method in brackets."""
+    """What the driver must do; then it calls `done`, or the method in brackets."""
 
-    HOLD = auto()  # open a round of the segment, unless one is open; return its content (`held`)
+    HOLD = auto()  # open a round of the segment if none is open; then report its content (`held`)
     SHIP = auto()  # send that content to the shards in pieces, for a grant (`shipped`)
     RELEASE = auto()  # give the segment's round up: nothing is consumed
     CONSUME = auto()  # consume the segment's round, which moves its step on by one
@@ -45,15 +45,15 @@ class Do(Enum):
 
 
 Action = tuple[Do, int]
-"""What to do; and with SHIP the grant, with RESET and SET_STEP the step, else 0."""
+"""What to do, and a number: the grant with SHIP, the step with RESET and SET_STEP, else 0."""
 
 
 class Get(Enum):
-    """What is to be done with the copy of the parameters; in brackets, what to call when done."""
+    """What the driver must do with the copy; then it calls the method in brackets."""
 
     STAGE = auto()  # get a change, and check it (`staged` or `refused`)
     MAKE = auto()  # make the change that was staged (`changed`)
-    REPLACE = auto()  # make what the order's source has made since, or get its copy (`changed`)
+    REPLACE = auto()  # make all later changes of the order's source, or get its copy (`changed`)
 
 
 class ForwarderCore:
@@ -66,18 +66,18 @@ class ForwarderCore:
         timing: Timing,
         copy: Copy | None = None,  # of the parameters; None: the group has none
         promise: int = 0,  # the highest term of an owner that this host has answered
-        copies: int = 0,  # how many hosts had the line when this one was in it last
+        copies: int = 0,  # how many hosts had the owner's lineage when this host last had it
     ) -> None:
         self._host = host
         self._incarnation = incarnation
         self._timing = timing
         self._copy = copy
         self._promise = promise
-        self.stage: Stage | None = None  # the change that is here
+        self.stage: Stage | None = None  # the change that this host has got, and can make
         self._refused: Refusal | None = None
         self._problem = ""
-        self.nameless = ""  # what is to be told once the segment's name was removed
-        self.copies = copies  # which the driver keeps with the copy
+        self.nameless = ""  # the problem to report once the segment's name was removed
+        self.copies = copies  # the driver stores this number beside the copy
         self._getting: Get | None = None  # what is being done with the copy
         self._whole = False  # whether another host's whole copy is being got
         self._order: Order | None = None
@@ -89,16 +89,16 @@ class ForwarderCore:
         self._held_for: int | None = None  # the grant that the segment was last held for
         self._unshipped: Batch | None = None  # held for that grant, and not shipped yet
         self._batch: Batch | None = None  # shipped for that grant
-        self._unreached: frozenset[str] = frozenset()  # until then: hosts that it did not reach yet
+        self._unreached: frozenset[str] = frozenset()  # hosts that lack pieces of `_unshipped`
         self._hold_began = float("-inf")
         self._deaths: tuple[Death, ...] = ()  # noticed at this fence
         self._death_number = 0
         self._number = 0
         self._reported_at = float("-inf")
         self._reported: Report | None = None
-        self._news_at = float("-inf")  # when the last report that told something new was made
+        self._news_at = float("-inf")  # when the last report with something new was made
         self._usual = 0  # gradients in the last round's batch
-        self._moved: tuple[Fence | None, float] = None, 0.0  # a fence, and when it was there
+        self._moved: tuple[Fence | None, float] = None, 0.0  # a fence, and since when it is current
         self._waits: tuple[object, float] = None, 0.0  # what is to be reported, and since when
         self._lag = 0.0  # seconds from a fence until its first count was reported
 
@@ -109,7 +109,7 @@ class ForwarderCore:
 
     @property
     def has_answer_to_come(self) -> bool:
-        """Whether a report will come soon: the host follows an order, or gathers news to report."""
+        """Whether a report will come soon: an order is being carried out, or there is news."""
         last = self._reported
         ships = self._unshipped is not None and self._held_for != (last and last.held_for)
         return ships or self._getting is not None or (last is not None and last.fence != self.fence)
@@ -119,14 +119,14 @@ class ForwarderCore:
         return 1.0 if self._order is None else self._order.pace
 
     def may_follow(self, order: Order) -> bool:
-        """Whether an order can be accepted now: of a later term not while the copy changes."""
+        """Whether an order can be accepted now; while the copy changes, none of a later term."""
         return order.term <= self._promise or self._getting in {None, Get.STAGE}
 
     def receive(self, order: Order) -> None:
-        """Accept an order, unless it is an old one or for another incarnation.
+        """Accept an order; ignore an old order, or one for another incarnation.
 
-        Before an order with a later term, the driver writes the term where it outlives the process
-        (`promise`). So no later incarnation follows an earlier owner.
+        Before it passes an order with a later term, the driver stores the term where it outlives
+        the process (`promise`). So no later incarnation follows an earlier owner.
         """
         last = self._order
         if order.incarnation != self._incarnation or order.term < self._promise:
@@ -143,9 +143,9 @@ class ForwarderCore:
         self._step, self._count, self._is_finished = step, count, finished
 
     def is_passed_by(self, step: int) -> bool:
-        """Whether another process of the host has set the segment's step to this later one.
+        """Whether another process of the host has moved the segment on to this later step.
 
-        The gradients stay then, though they are of an earlier step, and a round may have them.
+        Setting the step keeps gradients of earlier steps, which may already be in a round.
         """
         return self._copy is not None and self.fence is not None and step > self._step
 
@@ -157,8 +157,8 @@ class ForwarderCore:
     ) -> None:
         """Note that workers have died or failed.
 
-        If this forwarder dies before it reports them, no chief is told: a segment tells of a death
-        once.
+        If this forwarder dies before it reports them, no chief learns of them: a segment reports
+        each death only once.
         """
         self._death_number += 1
         self._deaths += (Death(self._death_number, pids, contributors, reasons),)
@@ -166,7 +166,7 @@ class ForwarderCore:
     # Actions, and notes that they are done
 
     def next_action(self) -> Action | None:
-        """Return what is to be done now; None: nothing until the next order."""
+        """Return what the driver must do now; None: nothing until the next order."""
         order = self._order
         if order is None or not (order.ready or order.refused):
             return None
@@ -175,8 +175,8 @@ class ForwarderCore:
         if not self._is_in_line(order):
             return None
         if self._is_finished and not order.finished and self.fence != order.fence:
-            # A process of the host has ended the run, and the owner may not know it. A reset would
-            # begin the segment anew, and the end would be forgotten.
+            # A process of the host has finished the run, and the owner may not know it yet. A reset
+            # would begin the segment anew, and lose the fact that the run is finished.
             return None
         return self._next_move(order) or (
             self._when_held(order) if order.hold else self._when_open(order)
@@ -193,20 +193,20 @@ class ForwarderCore:
         return None if self._unshipped is None or order.grant is None else (Do.SHIP, order.grant)
 
     def _is_in_line(self, order: Order) -> bool:
-        """Whether the segment may follow the order: its copy of the parameters is the right one."""
+        """Whether the segment may follow the order: the host has the copy that the order wants."""
         copy, wanted = self._copy, order.lineage
         if copy is None:
             return True
         return wanted is not None and same(copy.lineage, wanted) and copy.begun <= order.step
 
     def _next_move(self, order: Order) -> Action | None:
-        """Return how the segment gets to the order's fence and step."""
+        """Return the next action that takes the segment to the order's fence and step."""
         if self._copy is not None and order.step < self._step:
-            return None  # the owner moves past it
+            return None  # the owner will move past the segment's step
         if self.fence == order.fence:
             return None if self._step == order.step else (Do.SET_STEP, order.step)
         is_other = self.fence is None or self.fence.term != order.term
-        # With parameters, gradients belong to the step and to the copy.
+        # With parameters, gradients of this step and copy count, whatever their fence.
         if order.adopt and self._step == order.step and (is_other or self._copy is not None):
             self.fence = order.fence
             self._forget_grant()
@@ -222,7 +222,7 @@ class ForwarderCore:
         return Do.RESET, order.step
 
     def next_change(self) -> tuple[Get, Order] | None:
-        """Return what is to be done with the copy, and the order; None: nothing, or it is busy."""
+        """Return what to do with the copy, and the order; None: nothing, or the copy is busy."""
         order, copy, staged = self._order, self._copy, self.stage
         if order is None or copy is None or self._getting is not None:
             return None
@@ -240,48 +240,48 @@ class ForwarderCore:
         return None if get is None else (get, order)
 
     def _can_make(self, staged: Stage, order: Order) -> bool:
-        """Whether the change is for this copy, and the segment's step goes up with it."""
+        """Whether the change is for this copy, and raises the segment's step."""
         if staged.parent is None:
             return order.step > self._step
         copy = self._copy
         return copy is not None and copy.lineage == staged.parent and staged.step > self._step
 
     def wants(self, stage: Stage) -> bool:
-        """Whether the owner still wants the host to have this change. Any thread may ask."""
+        """Whether the owner still wants the host to get this change. Any thread may call it."""
         order = self._order
         return order is not None and order.stage is not None and order.stage.update == stage.update
 
     def follows(self, order: Order) -> bool:
-        """Whether the copy still must be as this order says. Any thread may ask."""
+        """Whether the copy must still get this order's lineage. Any thread may call it."""
         last = self._order
         return last is not None and last.lineage == order.lineage
 
     def want_nothing(self) -> None:
-        """Follow no order any more."""
+        """Forget the last order, so that nothing is to be done."""
         self._order = None
 
     def staged(self, stage: Stage) -> None:
-        """Note that a change is here and can be made."""
+        """Note that this host has got a change and can make it."""
         self._getting, self.stage = None, stage
 
     def refused(self, update: Fence, error: Exception | None) -> None:
-        """Note that a change cannot be made; no error: it cannot be got."""
+        """Note that this host cannot make a change; without an error, that it cannot get it."""
         self._getting, self._refused = None, Refusal(update, error)
 
     def gets_whole(self) -> None:
-        """Note that the source has not kept all updates that this host lacks.
+        """Note that the source lacks old updates, so that this host gets its whole copy.
 
         Any thread may call it.
         """
         self._whole = True
 
     def changed(self, copy: Copy, refused: Refusal | None = None) -> None:
-        """Note what the copy is after a change, or after an attempt; why it cannot be made."""
+        """Note the state of the copy after an attempt to change it, and why it failed."""
         self._getting, self._copy, self._whole = None, copy, False
         self._refused = refused or self._refused
 
     def noticed(self, copy: Copy, problem: str = "") -> None:
-        """Note what the copy is now, since other processes may change it, and what is wrong."""
+        """Note the state of the copy, which other processes may change, and what is wrong."""
         if self._getting is None:
             self._copy, self._problem = copy, problem
 
@@ -303,7 +303,7 @@ class ForwarderCore:
                 self._batch, self._unshipped = self._unshipped, None
 
     def done(self, action: Do) -> None:
-        """Note that the segment is finished, or that it is open again, after one of the others."""
+        """Note that an action is done: after FINISH the segment is finished, after others open."""
         if action is Do.FINISH:
             self._is_finished = True
             return
@@ -312,7 +312,7 @@ class ForwarderCore:
             self._usual = 0 if self._batch is None else self._batch.count
             self._count = 0
             self._is_finished = False
-            self._deaths = ()  # deaths before the last take concern nobody
+            self._deaths = ()  # no chief needs to know of deaths before the last take
         self._held = False
         self._forget_grant()
 
@@ -323,11 +323,11 @@ class ForwarderCore:
     # Reports
 
     def report_due(self, now: float) -> float:
-        """Return when the next report is due: `now` or before means at once.
+        """Return when the next report is due; if not later than `now`, it is due at once.
 
-        Few reports, since each costs the owner time. Nobody waits to hear that a host has ended its
-        round: the report of its next gradients says so, too. A count that is as high as in the last
-        round is reported at once; a lower one waits a little for more gradients.
+        Each report costs the owner time, so there are few. The end of a host's round needs no
+        report of its own: the report of its next gradients contains it. A count that has become as
+        high as in the last round is reported at once; a lower count waits a little for more.
         """
         last = self._reported
         if last is None:
@@ -338,7 +338,7 @@ class ForwarderCore:
         if report == last:
             is_quiet = now - self._news_at >= _QUIET
             return self._reported_at + (self._timing.quiet(self._pace) if is_quiet else heartbeat)
-        if self._getting is Get.MAKE:  # one report will say that the change is here, and made
+        if self._getting is Get.MAKE:  # one report will announce both: received and made
             last = replace(last, staged=report.staged)
         has_moved = report.fence != last.fence
         if has_moved and self._usual:
@@ -349,11 +349,11 @@ class ForwarderCore:
         if self._waits[0] != (waits := (last.number, report.fence, grown > 0)):
             self._waits = waits, now
         since = self._waits[1]
-        # The owner cannot go on without these; a count may be late.
+        # Counts may be reported late. The owner needs changes of most other fields at once.
         if _told_at_once(report) != _told_at_once(last):
             return now
         if report.held_for != last.held_for:
-            # If the pieces arrive soon, one report says both: the segment is held, and its batch.
+            # Wait a little for the pieces to arrive: then one report announces hold and batch.
             answer = now if self._unshipped is None else self._hold_began + self._timing.grace / 4
             return min(answer, self._reported_at + self._timing.patience(self._pace) / 4)
         if last.count < self._usual <= report.count:
@@ -402,6 +402,6 @@ def _told_at_once(report: Report) -> Report:
 
 
 def _moved(report: Report, later: Report) -> Report:
-    """Return what a host would report if all that has changed is that its round is over."""
+    """Return `report` as it would be if only the end of the host's round had changed it."""
     over = replace(report, fence=later.fence, step=later.step, count=0, batch=None, deaths=())
     return replace(over, held_for=None, unreached=frozenset())

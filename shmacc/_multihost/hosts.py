@@ -16,9 +16,9 @@ from shmacc._multihost.messages import (
 )
 
 NUMBER_BITS = 32
-"""Incarnations and grants are numbered from term << NUMBER_BITS on: no two owners have the same."""
+"""Incarnations and grants are numbered from term << NUMBER_BITS on: no two owners use the same."""
 
-_APART = 10  # expiries for which a host that is cut off from another one gets no shard
+_APART = 10  # how many times the expiry a host at a cut link gets no shard
 
 
 @dataclass(slots=True)
@@ -29,17 +29,17 @@ class Host:
     incarnation: int
     heard: float  # when it reported last
     lost: bool = False  # whether its lease has ended since
-    in_line: bool = True  # whether its copy of the parameters is that of the line, or there is none
-    out_since: float = 0.0  # since when it is not
-    report: Report | None = None  # the last one of this incarnation
-    order: Order | None = None  # the last one that was given to this incarnation
-    fence: Fence | None = None  # the last one of its segment's content, in any incarnation
+    in_line: bool = True  # whether its copy has the owner's lineage, or there are no parameters
+    out_since: float = 0.0  # when `in_line` became False
+    report: Report | None = None  # the last report of this incarnation
+    order: Order | None = None  # the last order to this incarnation
+    fence: Fence | None = None  # the last fence reported, by any incarnation
     consumed: int | None = None  # the grant of its batch in the last round; None: it had no batch
     deaths: int = 0  # the number of the last death that this incarnation has reported
-    apart: float = float("-inf")  # until when it gets no shard: it is cut off from another host
+    apart: float = float("-inf")  # until when it gets no shard, since a link to it is cut
 
     def news(self, deaths: tuple[Death, ...]) -> list[Death]:
-        """Return the deaths that are new: reports repeat the old ones."""
+        """Return the new ones among reported deaths: each report repeats the old deaths."""
         new = [death for death in deaths if death.number > self.deaths]
         self.deaths = max([self.deaths, *(death.number for death in new)])
         return new
@@ -50,13 +50,13 @@ class Host:
         return not self.lost and self.in_line
 
     def gets_copy(self, since: float) -> bool:
-        """Whether the host lives and gets a whole copy, having left the line after `since`."""
+        """Whether the host lives, is getting a whole copy, and has not needed it before `since`."""
         gets = self.report is not None and self.report.whole and not (self.in_line or self.lost)
         return gets and self.out_since > since
 
     @property
     def is_coming(self) -> bool:
-        """Whether the host's forwarder has just started: its segment may have gradients."""
+        """Whether the host's forwarder has started, and has not reported the segment's content."""
         return self.takes_part and self.report is None
 
     def is_at(self, fence: Fence) -> bool:
@@ -68,23 +68,23 @@ class Host:
         return self.report.count if self.report and self.takes_part and self.is_at(fence) else 0
 
     def has_answered(self, grant: int) -> bool:
-        """Whether the host holds its segment for the grant; it may still be shipping."""
+        """Whether the host holds its segment for the grant, even if its pieces are not sent yet."""
         return not self.lost and self.report is not None and self.report.held_for == grant
 
     def batch(self, grant: int) -> Batch | None:
-        """Return the batch that the host has shipped for the grant."""
+        """Return the batch that the host has shipped for the grant; None: it has not yet."""
         if self.report is None or not self.has_answered(grant):
             return None
         return self.report.batch
 
     def may_be_adopted(self, fence: Fence, step: int, set_at: Fence) -> bool:
-        """Whether a segment at another fence has gradients that belong to this fence.
+        """Whether the host's gradients count at this fence, though it may report another fence.
 
         Steps and fences go up together, except at `set_global_step`. So if the host has reported a
         fence since the last `set_global_step`, a segment at the present step has gradients of the
         present fence. If the host has no fence, or a fence of another owner, the segment or the
-        owner is new. Then the chief that set the step, at the fence `set_at`, has said which
-        gradients belong to it.
+        owner is new. Then the chief that set the step, at the fence `set_at`, has thereby said that
+        gradients of this step count.
         """
         if self.report is None or self.report.step != step:
             return False
@@ -93,7 +93,7 @@ class Host:
 
 
 def tasks(order: Order, report: Report) -> Order:
-    """Return what an order has a host do, without what is done, or can be told later."""
+    """Return an order without all that the host has done already, or need not learn at once."""
     has_shipped = report.batch is not None and report.held_for == order.grant
     line = order.lineage
     if line is not None and same(lineage_of(report), line):
@@ -114,7 +114,7 @@ def tasks(order: Order, report: Report) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A demand that hosts hold their segments, ship what they have, and report it."""
+    """An order to all hosts: hold the segment, ship its content to shards, report the batch."""
 
     number: int
     since: float
@@ -123,13 +123,13 @@ class Grant:
     def waits_for(self, hosts: Iterable[Host]) -> list[Host]:
         """Return the hosts that have not shipped for this grant.
 
-        This includes hosts that have reported no gradients, or have not reported at all: they may
-        have accepted a gradient meanwhile.
+        They include hosts that have reported no gradients, or have not reported at all: such a host
+        may have accepted a gradient meanwhile.
         """
         return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
 
     def is_over(self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool) -> bool:
-        """Whether all of the grant's batches have come, or it waits no longer for the others."""
+        """Whether all batches of the grant have come, or it waits no longer for missing ones."""
         waited_for, age = self.waits_for(hosts), now - self.since
         if not waited_for or age >= timing.expiry:
             return True
@@ -137,12 +137,12 @@ class Grant:
         return enough and nobody_ships and age >= timing.grace
 
     def times(self, timing: Timing) -> list[float]:
-        """Return the times at which `is_over` may change by itself."""
+        """Return the times at which `is_over` may change without a message."""
         return [self.since + timing.grace, self.since + timing.expiry]
 
 
 class Hosts:
-    """All hosts that have ever reported to this owner, which is on the host `home` (None: none)."""
+    """All hosts that have ever reported to this owner; `home` is its own host (None: unknown)."""
 
     def __init__(self, term: int, home: str | None = None) -> None:
         self._term, self._home = term, home
@@ -164,7 +164,7 @@ class Hosts:
     def counted(self, fence: Fence) -> tuple[int, int]:
         """Return how many gradients a round could have now, and how many hosts live.
 
-        Each report needs these numbers several times, but changes them once.
+        The result is kept: one report changes the numbers once, but they are read several times.
         """
         if self._counted is None or self._counted[0] != fence:
             pending = sum(host.pending(fence) for host in self)
@@ -172,7 +172,7 @@ class Hosts:
         return self._counted[1:]
 
     def note_line(self, has: Callable[[Report], bool], now: float) -> None:
-        """Note which hosts have the right copy of the parameters; unheard ones may have it."""
+        """Note which hosts have the right copy; a host that has not reported may have it."""
         for host in self:
             in_line = host.report is None or has(host.report)
             if in_line != host.in_line:
@@ -183,9 +183,9 @@ class Hosts:
         return self._hosts.get(name)
 
     def shard_hosts(self, shards: int, now: float) -> tuple[str, ...]:
-        """Return a host for each shard: hosts that take part get about equally many shards.
+        """Return a host for each shard. Hosts that take part get about equally many shards.
 
-        Hosts that are cut off from another one get none, if there are others.
+        A host that is cut off from another host gets none, unless all of them are cut off.
         """
         able = [host for host in self if host.takes_part]
         names = sorted(host.name for host in able if host.apart <= now)
@@ -195,13 +195,13 @@ class Hosts:
     def note_cuts(self, grant: Grant, now: float, timing: Timing) -> None:
         """Give no shards to the ends of cut links, after a grant that has expired.
 
-        Hosts at such links hold for the grant, and say whose shards they do not reach. Without
-        shards at either end no link between the two is needed, since hosts ship to hosts of shards
-        only. The owner's host keeps its shards, so that in the worst case it has all of them, and
-        needs only the links that reports take as well.
+        Hosts at such links hold for the grant, and report which shards' hosts they do not reach.
+        If neither end has a shard, no link between the two is needed, since hosts ship only to
+        hosts of shards. The owner's host keeps its shards. In the worst case it has all of them;
+        then hosts need only a link to the owner, which their reports need anyway.
 
-        A host may also have been too slow to ship. So this ends by itself, after ten times the
-        expiry: if the link is still cut then, that costs one more expiry.
+        But a host may only have been too slow. So this exclusion ends after ten times the expiry;
+        if the link is still cut then, another grant expires.
         """
         for host in grant.waits_for(self):
             if host.report is not None and host.has_answered(grant.number):
@@ -216,7 +216,7 @@ class Hosts:
         return host.incarnation
 
     def heard(self, report: Report, now: float) -> Host | None:
-        """Keep a report, return its host; None: it is an old one, or of an earlier incarnation."""
+        """Keep a report, return its host; None: the report is old, or of an earlier incarnation."""
         host = self._known(report.host, report.incarnation, now)
         if report.incarnation < host.incarnation:
             return None
@@ -230,7 +230,7 @@ class Hosts:
         return host
 
     def silent(self, now: float, timing: Timing) -> list[Host]:
-        """Return the hosts that have been silent for too long, and are not marked as lost yet."""
+        """Return the hosts that have been silent for too long, and are not yet marked as lost."""
         lease = timing.patience(1.0)  # the shortest lease: most hosts need no closer look
         return [
             host
@@ -249,7 +249,7 @@ class Hosts:
         )
 
     def begin_term(self, term: int) -> None:
-        """Give forwarders numbers of another term from now on."""
+        """Begin to number incarnations from a later term; no batch counts as consumed any more."""
         self._term = term
         self.consumed(())
 
@@ -272,7 +272,7 @@ class Hosts:
 
 
 def at_two_hosts(members: Iterable[HostBatch]) -> dict[int, tuple[str, str]]:
-    """Return the contributors that are in two batches, each with the hosts of these."""
+    """Return the contributors that are in two hosts' batches, each with these two hosts."""
     seen: dict[int, str] = {}
     found: dict[int, tuple[str, str]] = {}
     for key, batch in members:

@@ -1,4 +1,4 @@
-"""The parts' messages: whole states, numbered, so that late ones are recognised."""
+"""The messages between the parts: whole states, with numbers by which late ones are recognised."""
 
 import math
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ class Timing:
     """How long the parts wait for each other, in seconds.
 
     Attributes:
-        heartbeat: The longest time between two reports; after 5 s without news it is `quiet`.
+        heartbeat: The longest time between two reports. After 5 s without news, `quiet` applies.
         announce: The shortest time between two reports of a grown count.
         heartbeats: How many reports a second the owner wants from all hosts together. If there
             would be more, each host reports more rarely, by the factor `Order.pace`.
-        lease: A host is lost after this time, or four heartbeats if longer, without a report.
-        grace: How long a round that has enough waits for hosts that have not answered the grant.
-        expiry: How long a grant waits for hosts that have answered it, and still ship.
-        chief_lease: A chief that has not asked for this long is lost.
+        lease: A host is lost without a report for this time, or four heartbeats if that is longer.
+        grace: How long a round with enough gradients waits for hosts that do not hold yet.
+        expiry: How long a grant waits for hosts that hold, but have not shipped everything.
+        chief_lease: A chief is lost after this time without a message.
     """
 
     heartbeat: float = 0.25
@@ -54,26 +54,26 @@ class Timing:
         return max(self.heartbeat * pace, self.patience(pace) / 3)
 
     def patience(self, pace: float) -> float:
-        """Return how many seconds a host of this `pace` may be silent before it is lost."""
+        """Return after how many seconds of silence a host that reports at this pace is lost."""
         return max(self.lease, 4 * self.heartbeat * pace)
 
 
 class Fence(NamedTuple):
-    """How often gradients were consumed or dropped, in the term of an owner."""
+    """Counts how often gradients were consumed or dropped, within the term of an owner."""
 
     term: int
     number: int
 
 
 LAST_STEP = 2**63 - 1
-"""The last step: no round can close it, as on one host."""
+"""The highest step. As on one host, no round can end at it, since no step follows."""
 
 NO_FENCE = Fence(0, 0)
-"""A fence of no owner."""
+"""Lower than the fence of every owner."""
 
 
 class BatchKey(NamedTuple):
-    """The name of a batch and of its pieces at the shards; a host's later batch is greater."""
+    """Names a batch and its pieces at the shards. Later keys of a host compare greater."""
 
     host: str
     incarnation: int
@@ -86,9 +86,9 @@ class Batch:
 
     count: int
     weight: int
-    contributors: frozenset[int] = frozenset()  # those that the gradients named
+    contributors: frozenset[int] = frozenset()  # the contributors that its gradients named
     members: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # count and weight of each
-    shards: frozenset[int] = frozenset()  # those that have a piece of it
+    shards: frozenset[int] = frozenset()  # the shards that have a piece of it
 
 
 class Death(NamedTuple):
@@ -104,17 +104,17 @@ class Stage(NamedTuple):
     """A change of all copies, for hosts to get and check before it is made."""
 
     update: Fence  # its name; never used for another change
-    parent: Lineage | None  # of the copies that it is for; None: for any, since it replaces all
-    step: int  # to which it leads
-    source: Any = None  # the driver's: by what a host gets it; once it is there, the change
+    parent: Lineage | None  # the lineage of copies that it is for; None: any (a restore)
+    step: int  # the segments' step once it is made
+    source: Any = None  # by which the driver of a host gets the change; then, the change itself
     size: int = 0  # in bytes
 
 
 class Refusal(NamedTuple):
-    """A change that a host cannot make."""
+    """A host's statement that it cannot make a change."""
 
-    update: Fence  # its name
-    error: Exception | None  # why; None: the host does not get it
+    update: Fence  # the change's name
+    error: Exception | None  # why; None: the host cannot get it
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +124,22 @@ class Report:
     host: str
     incarnation: int  # of its forwarder
     number: int  # each incarnation begins with 1
-    fence: Fence | None  # to which the content belongs; None: the forwarder has just started
+    fence: Fence | None  # the content's fence; None: the forwarder has just started
     step: int  # the segment's; -1: there is no segment yet
     count: int  # how many gradients the segment has
     held_for: int | None = None  # the grant that the segment is held for
     batch: Batch | None = None  # the held content, once it has been shipped
-    unreached: frozenset[str] = frozenset()  # until then: hosts of shards that lack their pieces
-    deaths: tuple[Death, ...] = ()  # all that were noticed since the fence moved on
+    unreached: frozenset[str] = frozenset()  # before that: hosts of shards that lack their pieces
+    deaths: tuple[Death, ...] = ()  # all deaths noticed since the fence moved on
     pace: float = 1.0  # of the last order: the owner waits for the next report accordingly
-    term: int = 0  # the highest of an order that this host has had: it follows no lower one
-    finished: bool = False  # whether the segment is: a process of the host may have finished it
-    copy: Copy | None = None  # of the parameters, as far as it is known; None: the group has none
+    term: int = 0  # the highest term in an order to this host: it follows no lower one
+    finished: bool = False  # whether the segment is finished: a process may have done it
+    copy: Copy | None = None  # the state of its copy; None: the group has no parameters
     staged: Fence | None = None  # the change that the host has checked, and can make
     refused: Refusal | None = None  # the last change that it cannot make
     copies: int = 0  # how many hosts had the owner's lineage when this host last had it
     problem: str = ""  # what is wrong with copy or segment, though the host takes part
-    whole: bool = False  # whether it is getting a whole copy: its source lacks old updates
+    whole: bool = False  # whether it is getting a whole copy, since its source lacks old updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +149,20 @@ class Order:
     term: int  # the owner's
     serial: int  # in the term; each change of orders raises it
     incarnation: int  # of the forwarder that this is for
-    ready: bool = False  # False: the segment stays as it is: the owner has no step for it yet
-    refused: bool = False  # a later incarnation is known; this one must end
-    fence: Fence = NO_FENCE  # to which the content must belong
+    ready: bool = False  # False: the owner has no step yet, so the segment stays as it is
+    refused: bool = False  # whether this incarnation must end, since a later one is known
+    fence: Fence = NO_FENCE  # the fence that the content must belong to
     step: int = 0
     hold: bool = False  # whether the segment must be held
     finished: bool = False  # whether the segment must be finished
-    grant: int | None = None  # for which to ship; None: nothing is to be shipped
+    grant: int | None = None  # the grant to ship for; None: there is nothing to ship
     shard_hosts: tuple[str, ...] = ()  # with a grant: the host of each shard
     consumed: int | None = (
         None  # the grant of the host's batch in the last round; None: it had none
     )
     adopt: bool = False  # whether content of an earlier forwarder or owner counts at this fence
-    slack: int = 1  # by so many gradients the count must have grown, to be reported at once
-    pace: float = 1.0  # the times between two reports are longer by this than `Timing` says
+    slack: int = 1  # a count that has grown by this much is reported at once
+    pace: float = 1.0  # the factor by which times between two reports are longer than in `Timing`
     lineage: Lineage | None = None  # that the copy must have; None: not known, or no parameters
     stage: Stage | None = None  # the change to get and check
     source: str | None = None  # a host whose copy has this lineage
@@ -170,7 +170,7 @@ class Order:
 
 
 class HostBatch(NamedTuple):
-    """A batch that is in a round."""
+    """A batch in a round, and its key."""
 
     key: BatchKey
     batch: Batch
@@ -184,7 +184,7 @@ class Opened:
     step: int
     members: tuple[HostBatch, ...]
     shard_hosts: tuple[str, ...] = ()
-    lineage: Lineage | None = None  # of the copies that its gradients were computed from
+    lineage: Lineage | None = None  # of the copies from which its gradients were computed
 
     @property
     def count(self) -> int:
@@ -216,7 +216,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What determines a shard's share of a round: its pieces, and numbers of the whole round."""
+    """A shard's share of a round: the keys of its pieces, and numbers of the whole round."""
 
     fence: Fence
     keys: tuple[BatchKey, ...]
@@ -236,13 +236,13 @@ class Waiting:
 
     accumulated: int  # how many have been reported
     step: int
-    hosts: tuple[str, ...]  # that live
-    late: tuple[str, ...] = ()  # that a grant waits for, though enough gradients are there
-    lost: tuple[str, ...] = ()  # that may come back
+    hosts: tuple[str, ...]  # living hosts
+    late: tuple[str, ...] = ()  # hosts whose batches a grant waits for
+    lost: tuple[str, ...] = ()  # lost hosts that may come back
 
 
 class Loss(NamedTuple):
-    """A lost host; or, if there are pids, workers of this host that died (see `Death`)."""
+    """A lost host. With pids, not the host is lost, but these workers of it died (see `Death`)."""
 
     host: str
     pids: tuple[int, ...] = ()
@@ -252,13 +252,13 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """An answer to a chief that asked for losses: those that no other chief has heard of."""
+    """An answer to a chief that asked for losses: the losses that no other chief has heard of."""
 
     losses: tuple[Loss, ...]
 
 
 class Conflict(NamedTuple):
-    """A contributor was accepted on two hosts in two steps, and no round was between them."""
+    """In two steps without a round in between, two hosts have accepted the same contributor."""
 
     contributor: int
     hosts: tuple[str, str]
@@ -277,22 +277,22 @@ class Chiefless(NamedTuple):
 
 
 class AtLastStep(NamedTuple):
-    """No round can close `LAST_STEP`, though enough gradients are there; nor can a restore."""
+    """The group is at `LAST_STEP`: no round or restore can end there, since no step follows."""
 
 
 class Ended(NamedTuple):
-    """The ticket is not in the queue: served, withdrawn, forgotten, or ended by a new step."""
+    """The ticket is not queued: it was served, withdrawn or forgotten, or a new step ended it."""
 
 
 class Staging(NamedTuple):
-    """An answer to a chief's change of the parameters: not all hosts have it yet."""
+    """An answer to a chief that changes the parameters: not all hosts have the change yet."""
 
     late: tuple[str, ...]  # the hosts that it waits for
     committed: bool  # whether it will be made, whatever happens to the chief
 
 
 class Told(NamedTuple):
-    """The change is in the copy of every living host that had its parent."""
+    """The change is in the copy of every living host that could make it."""
 
 
 class Refused(NamedTuple):

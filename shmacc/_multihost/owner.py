@@ -1,6 +1,6 @@
 """The owner: how it answers the messages of hosts and chiefs.
 
-It keeps the step, counts gradients over all hosts, and decides what a round has (rounds.py).
+It keeps the step, counts all hosts' gradients, and decides which of them a round has (rounds.py).
 """
 
 import zlib
@@ -32,12 +32,12 @@ from shmacc.errors import FailedPreconditionError
 
 
 class OwnerCore(Rounds):
-    """The owner of a group over hosts; arguments as for `Rounds`."""
+    """The owner of a group over hosts. It takes the arguments of `Rounds`."""
 
     # Hosts
 
     def enrol(self, host: str, now: float) -> int:
-        """Return the incarnation of a forwarder that starts; earlier ones are refused then."""
+        """Return the incarnation of a forwarder that starts; refuse earlier ones from now on."""
         incarnation = self._hosts.enrol(host, now)
         self._changed()
         return incarnation
@@ -46,7 +46,7 @@ class OwnerCore(Rounds):
         if report.term > self.fence.term:
             leads = self.has_copies and not self.is_learning
             if leads and not self.copies.is_of_another_line(report):
-                self.has_resigned = True  # two owners would lead two lines
+                self.has_resigned = True  # two owners would make different changes
                 self._changed()
                 return
             if leads and self._is_busy:
@@ -76,7 +76,7 @@ class OwnerCore(Rounds):
         host.order = order = self._order(host)
         report = host.report
         if report and order.ready and not order.adopt and report.fence != order.fence:
-            # Its segment is emptied; its workers wait for a new step.
+            # The order empties the host's segment, and its workers wait for a new step.
             self._in_doubt |= report.step == order.step
         return order
 
@@ -107,7 +107,7 @@ class OwnerCore(Rounds):
         )
 
     def has_news(self, name: str, serial: int) -> bool:
-        """Whether the host has something else to do than by the order with this `serial`."""
+        """Whether the host must do something that the order with this `serial` does not say."""
         host = self._hosts.find(name)
         if host is None or host.report is None or host.order is None or host.order.serial != serial:
             return serial != self.serial
@@ -115,14 +115,14 @@ class OwnerCore(Rounds):
 
     @property
     def pace(self) -> float:
-        """The factor by which hosts report more rarely than usual, to spare an owner with many."""
+        """The factor by which hosts report more rarely than usual, since there are many hosts."""
         return self._timing.pace(self._hosts.counted(self.fence)[1])
 
     def _slack(self) -> int:
-        """Return how many new gradients are worth a report at once.
+        """Return by how many gradients a host's count must grow to be reported at once.
 
-        Between two rounds no chief waits, yet most orders are given then. So if there are many
-        hosts, this assumes that the next round requires as many gradients as the last one.
+        Most orders are made between two rounds, when no chief waits. So if there are many hosts,
+        this assumes that the next round requires as many gradients as the last one.
         """
         head = self._head
         accumulated, living = self._hosts.counted(self.fence)
@@ -135,7 +135,7 @@ class OwnerCore(Rounds):
     def ask(
         self, ticket: str, required: int, now: float, *, host: str = "", tell: bool = False
     ) -> Answer:
-        """Put a chief of this host in the queue, or keep it there; return the answer for it."""
+        """Put the ticket of a chief on `host` in the queue, or keep it there; return its answer."""
         self._chiefless = False
         if (self.is_ready or self.is_learning) and not self.finished:
             self._queue.ask(ticket, required, host, now, tell=tell)
@@ -144,11 +144,11 @@ class OwnerCore(Rounds):
 
     @property
     def is_learning(self) -> bool:
-        """Whether the step is not known yet, but will be."""
+        """Whether the step is not known yet, but will be once all hosts have answered."""
         return self.copies.is_learning
 
     def hear(self, ticket: str, now: float) -> bool:
-        """Keep a queued ticket alive. A ticket that this owner does not know is not queued."""
+        """Keep a queued ticket alive, and return True; False: the ticket is not in the queue."""
         found = self._queue.find(ticket)
         if found is not None:
             found.heard = now
@@ -159,12 +159,12 @@ class OwnerCore(Rounds):
     ) -> Opened | Told | Ended | None:
         """Go on with a round that an earlier owner opened, and whose chief is in its block.
 
-        Line and step say what became of it. If they are as they were, none of its gradients is in
-        any other round: it is open again. What its hosts have accepted since is dropped with it.
+        If the copies' lineage and the step are unchanged, no gradient of the round is in any other
+        round, so it is open again. Gradients that hosts accepted after it are dropped at its end.
 
         Returns:
-            The round; or that its update was made, which ended it; or that something else has come
-            in between. None: it is not known yet.
+            The round; `Told` if its update was made, which ended it; `Ended` if anything else has
+            come in between; None if this is not known yet.
         """
         self.tick(now)
         copies = self.copies
@@ -184,7 +184,7 @@ class OwnerCore(Rounds):
         return Told() if made else Ended()
 
     def _mark(self, ticket: str) -> int:
-        """Return by what the updates of a ticket's round are known."""
+        """Return a ticket's mark: the bits by which the updates of its round are recognised."""
         return zlib.crc32(ticket.encode()) % (1 << MARK_BITS)
 
     def answer(self, ticket: str) -> Answer:
@@ -212,9 +212,9 @@ class OwnerCore(Rounds):
     def step_past(
         self, after: int, now: float, *, tell: bool = False
     ) -> int | NotReady | Finished | Chiefless | None:
-        """Return the step if it is past `after`, or why there will be none; None: not yet.
+        """Return the step once it is past `after`, or why it never will be; None: wait longer.
 
-        With `tell` the loss of the last chief is a reason.
+        With `tell`, the loss of the last chief counts as a reason.
         """
         self.tick(now)
         if self.is_ready and self.step > after:
@@ -252,7 +252,7 @@ class OwnerCore(Rounds):
         self.tick(now)
 
     def finish(self, now: float) -> None:
-        """End the run, for good: no round is opened from now on; an open one goes on."""
+        """End the run for good: no round is opened from now on, but an open round goes on."""
         if not self.finished:
             self.finished = True
             self._grant = None
@@ -262,7 +262,7 @@ class OwnerCore(Rounds):
     def missing(self, ticket: str, now: float) -> None:
         """End the block of a chief that found pieces missing at shards.
 
-        Its ticket stays at the head of the queue, and the next grant has the hosts ship again.
+        Its ticket stays at the head of the queue; for the next grant the hosts ship again.
         """
         if self.block is not None and self._block_ticket == ticket:
             self.counters.lost_blocks += 1
@@ -271,9 +271,9 @@ class OwnerCore(Rounds):
             self.tick(now)
 
     def set_global_step(self, step: int, request: str, now: float) -> int:
-        """Set the step; gradients stay; a round that is open ends. Return the step before.
+        """Set the step, keep the gradients, end an open round; return the previous step.
 
-        With parameters it only goes up, as by `advance_step`.
+        With parameters, this is `advance_step`: the step only goes up, and gradients are dropped.
         Gradients that a host accepts before its next order count as accepted before this call.
         """
         before = self.step
@@ -290,7 +290,7 @@ class OwnerCore(Rounds):
         return before
 
     def advance_step(self, step: int, now: float) -> int:
-        """Move the step forward, drop what is there, end a round; return how many were dropped."""
+        """Move the step on, drop all gradients, end an open round; return how many were dropped."""
         if step <= self.step and self.is_ready:
             return 0
         if self.has_copies and (not self.is_ready or self.copies.change is not None):
@@ -308,7 +308,7 @@ class OwnerCore(Rounds):
     # The parameters' copies
 
     def has_line(self, now: float) -> bool | None:
-        """Whether some host has a copy of the parameters; None: it is not known yet."""
+        """Whether a host has a copy of the parameters; None: the owner does not know yet."""
         self.tick(now)
         return None if self.is_learning else self.copies.lineage is not None
 
@@ -322,9 +322,9 @@ class OwnerCore(Rounds):
         *,
         checked: Lineage | None = None,  # that the copy of its host had when the chief checked it
     ) -> ChangeAnswer:
-        """Begin the update of a chief's round, unless this call has begun it; return the answer.
+        """Begin the update of a chief's round, if this call has not begun it; return the answer.
 
-        `call` is unique for ever, since it may be repeated. The others are as in a `Stage`.
+        `call` is unique for ever, since it may be repeated. See `Stage` for `source` and `size`.
         """
         copies, chief = self.copies, self._queue.find(ticket)
         has_block = self.block is not None and self._block_ticket == ticket
@@ -341,12 +341,12 @@ class OwnerCore(Rounds):
         host: str,
         source: object,
         size: int,
-        step: int,  # the state's; the group's is at least this one afterwards
+        step: int,  # the saved state's step; the group's step becomes at least this
         now: float,
         *,
-        only_first: bool,  # whether it is dropped if there is a copy already
+        only_first: bool,  # whether to do nothing if a host has a copy already
     ) -> ChangeAnswer:
-        """Begin to replace all copies, at a higher step; as `update`."""
+        """Begin to replace all copies, at a higher step; see `update` for the other arguments."""
         copies = self.copies
         if copies.answered(call) is None and not self._is_busy and not copies.is_learning:
             if only_first and copies.lineage is not None:
@@ -363,7 +363,7 @@ class OwnerCore(Rounds):
         return self._answer_to(call, now)
 
     def withdraw(self, call: str, now: float) -> ChangeAnswer:
-        """Drop a change that is not committed, or not begun; return the answer to the call."""
+        """Ensure that an uncommitted change of this call is never made; return the answer to it."""
         copies, change = self.copies, self.copies.change
         if change is not None and change.call == call and not change.committed:
             copies.end(Ended())
@@ -377,14 +377,14 @@ class OwnerCore(Rounds):
         return self.copies.answer(call, self._hosts.reports, now, self._timing.lease)
 
     def list_hosts(self, names: frozenset[str], now: float) -> None:
-        """Note which hosts can take part: a new owner must hear all of them first."""
+        """Note which hosts can take part: a new owner must first have a report of each."""
         if self.copies.listed != names:
             self.copies.listed = names
             self._changed()
             self.tick(now)
 
     def problems(self) -> dict[str, str]:
-        """Return why hosts have no part: what is wrong with their copies, or cannot be made."""
+        """Return, by host, what is wrong with its copy, or why it cannot make a change."""
         found = dict(self.copies.problems)
         found |= {each.host: each.problem for each in self._hosts.reports if each.problem}
         for host in self._hosts:
@@ -394,6 +394,6 @@ class OwnerCore(Rounds):
         return found
 
     def unanswered(self) -> frozenset[str]:
-        """Return the hosts that this owner must hear, and has not heard, before it leads."""
+        """Return the hosts whose answers this owner still needs before it can make rounds."""
         hosts = self.copies.must_answer(self._hosts.reports, self.fence.term)
         return hosts if self.is_learning else frozenset()

@@ -1,8 +1,8 @@
 """How a host's sums are divided among shards, and how the shards' results are joined.
 
-Rows go to the shard that their number hashes to: rows that are used often tend to have low numbers,
-so a division into ranges would send most bytes to the first shard. A dense member is cut into as
-many runs of elements as there are shards; a small one goes to one shard, by the hash of its name.
+The hash of a row's number determines its shard. (Rows that are used often tend to have low numbers,
+so a division into ranges would send most bytes to the first shard.) A dense member is cut into one
+run of elements for each shard. A small dense member goes to one shard, by the hash of its name.
 """
 
 import math
@@ -28,11 +28,11 @@ _LARGE = 1 << 20  # a result with at least this many bytes has memory of its own
 
 
 class Plan:
-    """Which part of which member is at which shard; `members` are those of an `AccumulatorGroup`.
+    """Determines which part of each member of an `AccumulatorGroup` is at which shard.
 
     Raises:
-        InvalidArgumentError: A shape is not declared: only the first dimension of a sparse member
-            may be unknown, since hosts do not see each other's gradients.
+        InvalidArgumentError: A shape is not fully declared. Only the first dimension of a sparse
+            member may be unknown, since hosts do not see each other's gradients.
     """
 
     def __init__(self, members: Mapping[str, TensorSpec], shards: int) -> None:
@@ -53,7 +53,7 @@ class Plan:
             (_is_sparse(spec), spec.shape or (), spec.dtype) for spec in members.values()
         )
 
-        # For each member, where each shard's run of elements ends; 0 for a sparse member.
+        # By member and shard: where the shard's run of elements ends; 0 for a sparse member.
         self.ends: IndexArray = np.array([self._ends(name) for name in members], np.int64)
         before = np.zeros((len(members), 1), np.int64)
         self.begins: IndexArray = np.hstack([before, self.ends[:, :-1]])
@@ -80,8 +80,8 @@ class Plan:
 class Joining:
     """Joins a round from the shards' parts, as they arrive.
 
-    First all shards say which rows they have: these messages are small. Then the place of each row
-    is known, and each shard's values are put in place as they arrive.
+    First all shards send the numbers of their rows, which is little data. Then the place of each
+    row is known, and each shard's values are put in place as they arrive.
     """
 
     def __init__(self, plan: Plan, opened: Opened, rows: Mapping[int, Rows]) -> None:
@@ -106,9 +106,9 @@ class Joining:
         self._wholes = self._make_room(numbers)
 
     def _check_runs(self, dense: list[int]) -> None:
-        """Refuse shards that have less, or more, of these members than the plan says.
+        """Refuse shards whose runs of these members are not as long as the plan says.
 
-        Memory that no shard fills would keep its old content.
+        Otherwise a part of the result that no shard fills would contain arbitrary old memory.
         """
         found = np.zeros_like(self._plan.ends)
         for shard, own in self._rows.items():
@@ -119,10 +119,10 @@ class Joining:
             )
 
     def _make_room(self, numbers: list[int]) -> dict[int, Bytes]:
-        """Make the members' memory: small ones in one block, which costs less than many.
+        """Allocate memory for the members. Small members share a block, which costs less.
 
         Returns:
-            By member number, arrays of shape (rows, bytes of a row) or (elements, bytes of one).
+            By member number, a 2-D array of bytes: a line for each row (dense: for each element).
         """
         form = self._plan.results
         lengths = {n: math.prod(form.dims[n]) for n in numbers}

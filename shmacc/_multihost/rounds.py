@@ -1,29 +1,29 @@
-"""The owner's state and its transitions: what becomes a grant, a round, a new step.
+"""The owner's state and its transitions: when a grant, a round or a new step begins.
 
-    counting --- a chief waits, and enough are there  ---> granted
-    granted  --- the batches are there, and enough    ---> block
-             --- too few are in them, or a host with  ---> granted again, if enough are there;
+    counting --- enough gradients for a waiting chief ---> granted
+    granted  --- batches with enough gradients came   ---> block
+             --- batches have too few, or a host with ---> granted again, if hosts have enough now;
                  a shard is lost                           else counting, at the next step (void)
-             --- a host does not reach a shard        ---> as above, at its expiry; both ends of a
-                                                           cut link get no shards for a while
+             --- a host does not reach a shard        ---> as above, when the grant expires; ends of
+                                                           cut links get no shards for a while
              --- a contributor is in two batches      ---> counting, at the next step (void); the
                  second time before a round, the chief gets an error instead of a round
-    block    --- its chief leaves it in order         ---> counting, at the next step
-             --- it raises, or its chief is lost      ---> counting
-             --- shards have lost their pieces        ---> as a grant with too few batches
+    block    --- it ends without an exception         ---> counting, at the next step
+             --- it raises, or its chief is lost      ---> counting, at the same step
+             --- shards have lost their pieces        ---> as for batches with too few gradients
              --- set_global_step, advance_step        ---> counting, at once
     counting --- in doubt, and nothing comes          ---> counting, at the next step (void)
 
-With parameters, their copies on all hosts make a second line of states (copies.py):
+With parameters, there are also transitions for their copies on all hosts (copies.py):
 
-    learning --- all hosts have answered              ---> counting; without a copy only a restore
-    block    --- its update is committed              ---> final: it ends the round, whoever dies
+    learning --- all hosts have answered              ---> counting; without copies a restore first
+    block    --- its update is committed              ---> final: the round ends, whoever dies
     counting --- a restore is committed               ---> counting, at a higher step (void)
-             --- a segment is ahead, or its copy is   ---> counting, at a higher step (void)
-                 another one at this step
+             --- a segment is ahead, or at this step  ---> counting, at a higher step (void)
+                 with a wrong copy
              --- no host has the owner's lineage      ---> learning, in a new term
 
-Every event ends in `tick`, which takes all transitions that are due, whichever event is the reason.
+Every event ends in `tick`, which takes all transitions that are due, whatever their reason.
 """
 
 import logging
@@ -50,23 +50,23 @@ from shmacc._multihost.wait_queue import Ticket, WaitQueue
 _logger = logging.getLogger("shmacc")
 
 TERM_BITS = 20
-"""The low bits of a term, which are random: no two owners have the same term."""
+"""How many low bits of a term are random, so that no two owners have the same term."""
 
 
 class Rounds:
     """The owner's state and decisions.
 
     Args:
-        term: A term higher than those of all earlier owners.
+        term: A term higher than the terms of all earlier owners.
         step: The step to begin with; None: unknown, until `set_global_step`.
-        timing: How long it waits.
-        shards: How many there are.
+        timing: How long the owner waits, for each kind of wait.
+        shards: The number of shards.
         copies: Whether each host has a copy of parameters. Then the step is learned from the hosts.
-        home: The host that the owner is on.
-        shown: Makes of a host's name what warnings call it.
+        home: The owner's host.
+        shown: Returns what warnings call a host, given its name.
 
     Attributes:
-        gone: Hosts that do not come back if they are lost, as far as the driver knows.
+        gone: Hosts that will not come back once they are lost, as far as the driver knows.
     """
 
     def __init__(
@@ -92,22 +92,22 @@ class Rounds:
         self.step: int = step or 0
         self.fence = Fence(term, 0)
         self._set_at = self.fence  # the fence at the last set_global_step
-        self.serial = 0  # changes whenever an order or an answer has changed
+        self.serial = 0  # is raised whenever an order or an answer has changed
         self._hosts = Hosts(term, home)
         self._queue = WaitQueue()
-        self._conflicts: frozenset[int] = frozenset()  # that made steps void since the last round
+        self._conflicts: frozenset[int] = frozenset()  # contributors that made steps void
         self._grant: Grant | None = None
         self._last_grant = term << NUMBER_BITS
         self.block: Opened | None = None  # the round that the head of the queue has
         self._block_ticket = ""
-        self._last_required = 0  # by the last chief that got a block
+        self._last_required = 0  # how many gradients the last chief that got a block required
         self.finished = False
         self._chiefless = False  # whether the last chief was lost, and none has come since
-        # Whether workers may be waiting for a new step although this one has no gradient of theirs:
-        # those were dropped without a new step, or refused during a grant that led to no round.
+        # Whether workers may be waiting for a new step although this step lacks their gradients:
+        # they were dropped without a new step, or refused during a grant that led to no round.
         self._in_doubt = not self.is_ready
         self._granted = False  # whether there was a grant at this fence
-        # How many gradients and hosts at this fence `_is_stuck` last saw, and since when.
+        # The numbers of gradients and of hosts that `_is_stuck` saw last, and since when it has.
         self._seen: tuple[tuple[int, int], float] | None = None
 
     @property
@@ -117,7 +117,7 @@ class Rounds:
 
     @property
     def lost(self) -> frozenset[str]:
-        """The hosts that are lost: their shards do not answer, and nobody need wait for them."""
+        """The lost hosts: their shards do not answer, and nobody needs to wait for them."""
         return frozenset(host.name for host in self._hosts if host.lost)
 
     def hosts(self) -> dict[str, tuple[bool, int, int | None]]:
@@ -129,31 +129,31 @@ class Rounds:
         return found
 
     def next_time(self, now: float) -> float:
-        """Return when the next `tick` is worth while."""
+        """Return the time by which the driver must call `tick` again."""
         rest = min(self._timing.lease, self._timing.chief_lease) / 4
         times = [] if self._grant is None else self._grant.times(self._timing)
         return min([now + rest, *(time for time in times if time > now)])
 
     def tick(self, now: float) -> None:
         """Take the transitions that are due, by events or by time."""
-        # Losses first: a grant with a lost shard is judged below.
+        # Losses come first: `_close_grant` below must know whether a shard is lost.
         self._lose_hosts(now)
         self._lose_chiefs(now)
         self._tend_copies(now)
         if self._grant is not None:
             self._close_grant(self._grant, now)
-        # Nobody waits: the time in which nothing comes begins with the next wait.
+        # `_is_stuck` measures time only while a chief waits: forget the time if none does.
         if not self._wants_round():
             self._seen = None
         elif self._is_enough():
-            # Wait for hosts that get a whole copy: updates meanwhile may be too many to follow it.
+            # Wait for hosts that get a whole copy: too many updates meanwhile would outdate it.
             if not any(host.gets_copy(now - self._timing.expiry) for host in self._hosts):
                 self._make_grant(now)
         elif self._in_doubt and self._is_stuck(now):
             self._void("nothing comes after an owner's death or a new step")
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether a chief waits, hosts follow the step, and nothing new has come for long."""
+        """Whether hosts follow the step, but for `chief_lease` nothing new has come."""
         seen = self.accumulated, sum(host.is_at(self.fence) for host in self._hosts)
         if self._seen is None or self._seen[0] != seen:
             self._seen = seen, now
@@ -219,19 +219,19 @@ class Rounds:
             self._changed()
 
     def _begin_learning(self) -> None:
-        """Learn as a new owner does: no host has this owner's lineage any more."""
+        """Learn the step as a new owner does, since no host has this owner's lineage any more."""
         self.copies.learn_again()
         self.is_ready = False
         self._raise_term(self._later_term(self.fence.term))
 
     @staticmethod
     def _later_term(term: int) -> int:
-        """Return a term above this one that no other owner chooses: its low bits are random."""
+        """Return a higher term that no other owner chooses, since its low bits are random."""
         return ((term >> TERM_BITS) + 1 << TERM_BITS) + secrets.randbits(TERM_BITS)
 
     @property
     def _head(self) -> Ticket | None:
-        """The ticket that is served next. With parameters the chief's host must be at this step."""
+        """The ticket served next. With parameters, its chief's host must be at this fence."""
         if not self.has_copies:
             return self._queue.first()
         return self._queue.first({host.name for host in self._hosts if host.is_at(self.fence)})
@@ -242,7 +242,7 @@ class Rounds:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a round is being made, or a change of the copies."""
+        """Whether a grant, a block, or a change of the copies is under way."""
         return any(each is not None for each in (self.copies.change, self._grant, self.block))
 
     def _is_enough(self) -> bool:
@@ -258,7 +258,7 @@ class Rounds:
         self._close_grant(self._grant, now)
 
     def _close_grant(self, grant: Grant, now: float) -> None:
-        """End the grant if its batches are there or late, or a shard is lost."""
+        """End the grant if its batches have come or are late, or if a shard is lost."""
         members = self._hosts.members(grant.number)
         head = self._head
         enough = head is not None and sum(m.batch.count for m in members) >= head.required
@@ -270,7 +270,7 @@ class Rounds:
         self._grant = None
         self._changed()
         if not cut and enough and head is not None:
-            # A host refuses a contributor's second gradient, but does not know the other hosts'.
+            # A host refuses a contributor's second gradient, but cannot know of other hosts.
             if found := at_two_hosts(members):
                 self._void_for(head, found)
                 return
@@ -283,11 +283,11 @@ class Rounds:
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """Make another grant after one that led to no round, without a release in between.
+        """Make another grant after one that led to no round; the hosts stay held meanwhile.
 
-        If there are too few gradients now, those that the hold has refused would never come: the
-        step is void. But if a forwarder has just started, nobody knows yet what its segment has:
-        then a new grant waits for its first report.
+        Hosts refuse gradients while they hold, and these never come again. So if there are too few
+        gradients now, the step is void. But if a forwarder has just started, nobody knows its
+        segment's content yet, so a new grant waits for its first report.
         """
         if self._wants_round():
             if self._is_enough() or any(host.is_coming for host in self._hosts):
@@ -296,12 +296,12 @@ class Rounds:
                 self._void("it has too few gradients after losses, and workers wait")
 
     def _void_for(self, chief: Ticket, found: dict[int, tuple[str, str]]) -> None:
-        """Move on, since contributors are at two hosts; the second time, tell the chief of one."""
+        """Make the step void: contributors are at two hosts. The second time, tell the chief."""
         again = self._conflicts.intersection(found)
         who = min(again or found)
         if again:
-            # Tell the chief only once. It then ends one of the two processes, whose last gradient
-            # may still cause another conflict.
+            # Tell the chief only once: it then ends one of the two processes, and a last gradient
+            # of this process may still cause another conflict.
             chief.conflict, self._conflicts = Conflict(who, found[who]), frozenset()
         else:
             self._conflicts = self._conflicts.union(found)
@@ -309,16 +309,16 @@ class Rounds:
         self._void(f"hosts {one} and {two} have both accepted contributor {who}")
 
     def _void(self, why: str, step: int | None = None) -> None:
-        """Move on without a round, to this step (None: the next one)."""
+        """Move on without a round, to `step` (None: to the next step)."""
         _logger.warning("Step %d is void: %s", self.step, why)
         self.counters.voided += 1
         self._move(self.step + 1 if step is None else step)
 
     def _end_block(self, *, consume: bool) -> bool:
-        """End the block; return whether its round is consumed.
+        """End the block; return whether its round is consumed by this call.
 
-        Once its update is committed, the round is consumed in any case: now, if its chief was told
-        and leaves in order; else later (`_tend_committed`), when the hosts have the update.
+        Once its update is committed, the round is consumed in any case: now, if its chief knows
+        that all hosts have it, and leaves in order; else once they have it (`_tend_committed`).
         """
         change = self.copies.change
         if change is not None and change.committed:
@@ -348,7 +348,7 @@ class Rounds:
             self._move(self.step + 1, block.members)
 
     def _end_round(self) -> None:
-        """End whatever is open, at once; the chief in its block finds its ticket ended."""
+        """End an open grant or block at once; the chief in the block finds its ticket ended."""
         self.copies.end(Ended())
         if self.block is not None:
             self._queue.leave(self._block_ticket, served=False)
@@ -357,7 +357,7 @@ class Rounds:
         self.block = self._grant = None
 
     def _move(self, step: int, consumed: tuple[HostBatch, ...] = ()) -> None:
-        """Move the step and the fence on: no gradient that was accepted before counts any more."""
+        """Move step and fence on: gradients that were accepted before do not count any more."""
         self.fence = Fence(self.fence.term, self.fence.number + 1)
         self.step = step
         self._in_doubt = self._granted = False
@@ -365,10 +365,10 @@ class Rounds:
         self._changed()
 
     def _raise_term(self, term: int) -> None:
-        """Change to a later term: hosts know a later one, or this owner must learn again.
+        """Change to a later term, since hosts know a later one, or this owner must learn again.
 
-        A round or grant that is open ends. Hosts at a fence of the old term are treated as an
-        earlier owner's: they keep their gradients if they are at this owner's step.
+        An open round or grant ends. Hosts at a fence of the old term are treated like an earlier
+        owner's hosts: they keep their gradients if they are at this owner's step.
         """
         self._end_round()
         self.fence = self._set_at = Fence(term, 0)

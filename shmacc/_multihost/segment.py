@@ -1,7 +1,7 @@
 """A host's segment, as its forwarder uses it: the actions of forwarder.py on an ordinary group.
 
-Holding it opens a round of the group: applies of its step are refused, and later ones wait. If the
-forwarder dies, the round ends, and nothing is consumed.
+To hold the segment is to open a round of the group: applies of the present step are refused, and
+applies of later steps wait. If the forwarder dies, the round ends, and nothing is consumed.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,15 +21,15 @@ from shmacc.errors import FailedPreconditionError, WorkerDiedError
 
 
 class HostGroup(AccumulatorGroup):
-    """A group that the processes of its host see as an ordinary one."""
+    """A host's group, with methods for its forwarder. Workers of the host see an ordinary group."""
 
     @property
     def handle(self) -> _core.Handle:
-        """The extension's handle, from which rounds are made."""
+        """The extension's handle, with which the forwarder opens and consumes rounds."""
         return self._handle
 
     def look(self) -> GroupPartial:
-        """Return a copy of the accumulated sums; consumes nothing."""
+        """Return a copy of the accumulated sums, and consume nothing."""
         return rounds.look(self._handle, self._partial, partial=True)
 
     @cached_property
@@ -40,11 +40,11 @@ class HostGroup(AccumulatorGroup):
         )
 
     def reduce(self, pieces: Iterable[Piece], share: Share) -> Columns:
-        """Return the reduction of a round's pieces; nothing is added to the group.
+        """Return the reduction of a round's pieces; add nothing to the group.
 
-        Results equal those of one host to the bit where the order of additions does not matter.
-        This group has the members of `Plan.at_shard`. The counts of the share include gradients
-        that have nothing at this shard.
+        Where the order of additions does not matter, the results equal one host's to the bit.
+        This group has the members of `Plan.at_shard`. The share's count and weight include
+        gradients without rows at this shard.
 
         Raises:
             OutOfRangeError: An integer result does not fit its dtype.
@@ -65,11 +65,11 @@ class Content:
     """The content of a held segment."""
 
     batch: Batch  # what the owner gets
-    pieces: dict[int, Piece]  # by shard; those that get nothing are left out
+    pieces: dict[int, Piece]  # by shard; shards that get nothing are left out
 
     @classmethod
     def of(cls, taken: RoundResult, names: list[str]) -> Self:
-        """Make the content from a round that is divided among shards; `names` are its members."""
+        """Make the content from a round that is divided among shards; `names` lists its members."""
         columns = [Columns.of(shard) for shard in taken.columns()]
         pieces = {
             shard: Piece(own, taken.count, taken.weight, taken.step)
@@ -82,10 +82,10 @@ class Content:
 
 
 class LocalSegment:
-    """A group that a forwarder drives. Not for several threads at a time.
+    """A group that a forwarder drives. Only one thread may use it at a time.
 
-    Without a group it is made when the segment first gets a step: workers must find nothing before
-    the host has its copy of the parameters.
+    If there is no group, `make` makes it when the segment first gets a step: workers must find no
+    segment before the host has its copy of the parameters.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class LocalSegment:
             self._group = self._make()
 
     def look(self) -> tuple[int, int, bool]:
-        """Return the step (-1: there is no group), the number of gradients, whether it is over."""
+        """Return the step (-1: no group yet), the number of gradients, and if it is finished."""
         if self._group is None:
             return -1, 0, False
         return self._group.global_step, self._group.num_accumulated(), not self._group.running
@@ -123,7 +123,7 @@ class LocalSegment:
         return self._round != 0
 
     def deaths(self) -> WorkerDiedError | None:
-        """Return the error that a take would get for processes that are gone, each one once."""
+        """Return the error that a take would raise for dead processes; each is reported once."""
         try:
             if self._group is not None:
                 self.group.handle.check_departures()
@@ -132,13 +132,13 @@ class LocalSegment:
         return None
 
     def hold(self) -> Content:
-        """Open a round, unless one is open; return a copy of its content. Consumes nothing."""
+        """Open a round, or keep the open one; return a copy of its content. Consume nothing."""
         taken = RoundResult(advance=False, seal=False, ends=self._ends)
         if self._round:
             self.group.handle.look(taken, None)
         else:
             if self.group.stats().round_pid is not None:
-                # A round of an earlier forwarder, stopped but alive: setting the step ends it.
+                # It belongs to an earlier forwarder, stopped but alive: setting the step ends it.
                 self.group.handle.set_step(self.group.global_step)
             self.group.handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
             self._round = taken.serial
@@ -157,7 +157,7 @@ class LocalSegment:
             self.reset(step)
 
     def reset(self, step: int) -> None:
-        """Empty the segment and set its step; an open round ends.
+        """Empty the segment, set its step, and end an open round.
 
         A finished segment stays finished only if the step increases.
         """
@@ -172,6 +172,6 @@ class LocalSegment:
         self.release()
 
     def set_step(self, step: int) -> None:
-        """Set the step; gradients stay; an open round ends."""
+        """Set the step and end an open round; the segment keeps its gradients."""
         self.group.handle.set_step(step)
         self.release()

@@ -9,11 +9,10 @@ _Piece = TypeVar("_Piece")
 
 
 class ShardCore(Generic[_Piece]):
-    """Keeps the last piece of each host, and hands out those that a chief names.
+    """Keeps the last piece of each host, and returns the pieces that a chief names.
 
-    Nothing here is ever the only copy of anything: the hosts have the rows until the round is
-    consumed. So a shard that is restarted begins with nothing, and a chief that names a piece which
-    is not there is told so.
+    The pieces are copies: the hosts keep the rows until the round is consumed. So a restarted shard
+    begins empty, and a chief that names a missing piece is told that it is missing.
     """
 
     def __init__(self) -> None:
@@ -24,7 +23,7 @@ class ShardCore(Generic[_Piece]):
         return len(self._pieces)
 
     def stage(self, fence: Fence, key: BatchKey, piece: _Piece) -> bool:
-        """Keep a piece; False: its fence is over, or a later piece of its host is here."""
+        """Keep a piece; return False if its fence is over, or a later piece of its host is here."""
         if fence < self.fence:
             return False
         self.forget(fence)
@@ -40,7 +39,7 @@ class ShardCore(Generic[_Piece]):
             self._pieces.clear()
 
     def latest(self, hosts: Collection[str]) -> dict[BatchKey, _Piece]:
-        """Return each host's last piece; nothing, unless all of them have one here."""
+        """Return these hosts' last pieces; if any host has no piece here, return nothing."""
         own = dict(self._pieces[host] for host in hosts if host in self._pieces)
         return own if len(own) == len(hosts) else {}
 

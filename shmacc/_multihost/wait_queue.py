@@ -1,4 +1,4 @@
-"""The chiefs that wait at the owner: first come, first served, each ticket once."""
+"""The queue of chiefs that wait at the owner: first come, first served, each ticket once."""
 
 from collections import OrderedDict
 from collections.abc import Collection
@@ -11,23 +11,23 @@ _REMEMBERED = 1024
 
 @dataclass(slots=True)
 class Ticket:
-    """A chief that waits for a round, or has one."""
+    """The entry of a chief that waits for a round, or has one."""
 
     name: str  # unique for ever
     required: int  # how many gradients it waits for
     host: str  # the chief's; "": not known
     heard: float  # when it asked last
     tell: bool = False  # whether it wants to know of lost hosts, and of workers that have died
-    lost: list[Loss] = field(default_factory=list)  # to tell it of; some are older than it
-    conflict: Conflict | None = None  # to report to it in place of a round
+    lost: list[Loss] = field(default_factory=list)  # losses to report to it
+    conflict: Conflict | None = None  # a conflict to report to it instead of a round
 
 
 class WaitQueue:
-    """Tickets in order of arrival, and the results of those that have left.
+    """Tickets in order of arrival, and the results of tickets that have left.
 
-    Tickets that have left are remembered: their late or repeated messages do not queue them again,
-    and a chief that missed the answer to its last message can ask again. The last 1,024 are enough:
-    the chiefs of earlier ones have long stopped sending.
+    The queue remembers tickets that have left: so a late or repeated message does not queue a
+    ticket again, and a chief that missed the answer to its last message can ask again. The last
+    1,024 tickets are enough: earlier chiefs have long stopped sending.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class WaitQueue:
         self._untold: list[Loss] = []
 
     def first(self, hosts: Collection[str] | None = None) -> Ticket | None:
-        """Return the first ticket, or the first one of a chief on these hosts."""
+        """Return the first ticket whose chief is on one of these hosts (None: on any host)."""
         waiting = self._waiting.values()
         return next((each for each in waiting if hosts is None or each.host in hosts), None)
 
@@ -47,7 +47,7 @@ class WaitQueue:
     def ask(self, name: str, required: int, host: str, now: float, *, tell: bool) -> None:
         """Keep the ticket alive, and put it in the queue if it is new.
 
-        At its deadline a chief may be content with fewer gradients.
+        `required` may be lower than before: at its deadline a chief may accept fewer gradients.
         """
         ticket = self._waiting.get(name)
         if ticket is not None:
@@ -60,8 +60,8 @@ class WaitQueue:
     def leave(self, name: str, *, served: bool, told: int = 0) -> None:
         """Take the ticket out of the queue, and remember its first result.
 
-        If it was not served, another ticket gets its losses, except for the first `told`: the chief
-        may have left by its timeout, or have died before an answer reached it.
+        If it was not served, its losses go to another ticket, except for the first `told`: the
+        chief may have timed out, or have died before an answer reached it.
         """
         ticket = self._waiting.pop(name, None)
         if ticket is not None and not served:
@@ -72,7 +72,7 @@ class WaitQueue:
             self._left.popitem(last=False)
 
     def forget(self, name: str) -> None:
-        """Forget that a ticket has left: it comes back."""
+        """Forget that a ticket has left, so that it can be queued again."""
         self._left.pop(name, None)
 
     def served(self, name: str) -> bool | None:
@@ -87,7 +87,7 @@ class WaitQueue:
         return [ticket.name for ticket in self._waiting.values() if ticket.heard < since]
 
     def lost(self, loss: Loss) -> None:
-        """Keep a loss for the first ticket that wants to know of it, or for the next to come."""
+        """Keep a loss for the first ticket that wants losses, or else for the next that comes."""
         tickets = [ticket for ticket in self._waiting.values() if ticket.tell]
         (tickets[0].lost if tickets else self._untold).append(loss)
 

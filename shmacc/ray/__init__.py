@@ -1,6 +1,6 @@
 """Groups over many hosts, on Ray (the extra ``ray``); never imported by ``import shmacc``.
 
-The chief makes parameters and group here instead of with `shmacc.Parameters` and
+The chief makes its parameters and group with these classes instead of `shmacc.Parameters` and
 `shmacc.AccumulatorGroup`; nothing else changes. Workers, on any host, do not import Ray::
 
     params = shmacc.ray.Parameters(table, "table", optimizer=shmacc.optim.Adagrad(0.05))
@@ -8,9 +8,9 @@ The chief makes parameters and group here instead of with `shmacc.Parameters` an
     with group.round(96) as taken:
         params.update(taken)
 
-Each node gets an actor: its forwarder makes the group's segment and the copy of the parameters
-there, and its shards add up rows. The owner, an actor on the chief's node, starts these actors and
-gives their orders. All are detached actors: they live until `unlink`. The package
+Each node gets an actor. Its forwarder makes the group's segment and the copy of the parameters on
+the node; its shards add up rows. The owner, an actor on the chief's node, starts these actors and
+sends them orders. All are detached actors: they live until `unlink`. The package
 ``shmacc._multihost`` explains the protocol, and what the death of each part costs.
 
 A process that can connect to a Ray cluster can run code in it. Keep it in a trusted network, and

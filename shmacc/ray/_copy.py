@@ -1,10 +1,10 @@
-"""A node's copy of the parameters, as the node's forwarder uses it: it gets changes and makes them.
+"""A node's copy of the parameters: gets changes for the node's forwarder, and makes them.
 
-All of it is done in one thread, one thing at a time, while the forwarder goes on reporting: to get
-a large change, or another node's whole copy, may take longer than a lease.
+One thread does all this work, while the forwarder's thread goes on reporting: to get a large
+change, or another node's whole copy, may take longer than a lease.
 
-A node keeps the last updates that it has made, and gives them to one that has missed them. Only if
-they are too many for what is kept, that one gets a whole copy, and rounds wait for it meanwhile.
+A node keeps the last updates that it has made, and sends them to nodes that have missed them. If a
+node has missed more updates than are kept, it gets a whole copy, and rounds wait for it meanwhile.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ from shmacc.ray._waits import PATIENCE
 
 _logger = logging.getLogger("shmacc")
 
-_LOOK = 0.2  # seconds between two looks whether a change is still wanted
-_LONGEST = 10.0  # seconds until what failed again and again is tried again
-_KEPT = 0.25  # of the copy's bytes: the most that updates may have which a node keeps
+_LOOK = 0.2  # seconds between two checks whether a change is still wanted
+_LONGEST = 10.0  # the longest pause in seconds before a failed change is tried again
+_KEPT = 0.25  # a node keeps updates of at most this part of the copy's bytes
 
 
 class Made(NamedTuple):
-    """An update that a copy has made; it pickles."""
+    """An update that was made in a copy, with the lineages before and after; can be pickled."""
 
     parent: Lineage
     lineage: Lineage
@@ -58,9 +58,9 @@ class Made(NamedTuple):
 
 
 class HostCopy:
-    """The copy of a node. A new one is made when its contents are here: no worker finds zeros.
+    """The copy of a node. A new copy is made once its contents are here, so no worker finds zeros.
 
-    `replace` says whether a copy that is there is removed, since it is an earlier run's.
+    `replace` says whether to remove an existing copy, since it belongs to an earlier run.
     """
 
     def __init__(
@@ -73,21 +73,21 @@ class HostCopy:
         replace: bool,
     ) -> None:
         self._config, self._given, self._host, self._counters = config, given, host, counters
-        if replace:  # now, and not when the new one is made: this says if a process has it attached
+        if replace:  # remove it early: this raises if a process has it attached
             options = given.options(if_exists="replace")
             with copies.open_copy(given.recipe, given.name, options, None) as removed:
                 removed.unlink()
         self._params = self._earlier()
-        self._made = self._made_again = False  # here: at first, and after its name was removed
+        self._made = self._made_again = False  # by this object; again, after its name was removed
         self._view = self._viewed()
         self._pool = ThreadPoolExecutor(1, "shmacc copy")
         self._kept: tuple[Made, ...] = ()  # the last updates, each the parent of the next
-        self._work: Future[Callable[[], None]] | None = None  # returns what tells the core
+        self._work: Future[Callable[[], None]] | None = None  # its result tells the core
         self._warned = ""
-        self._pause = self._again = 0.0  # after a failure, and when it ends
+        self._pause = self._again = 0.0  # the pause after a failure, and the time when it ends
 
     def _earlier(self) -> Parameters | None:
-        """Return the node's copy, which must be like the other nodes'; None: there is none yet."""
+        """Return the node's copy; None: there is none yet. Raise if it is unlike other nodes'."""
         given = self._given
         try:
             Parameters.attach(given.name, owners=given.owners).close()
@@ -96,7 +96,7 @@ class HostCopy:
         return copies.open_copy(given.recipe, given.name, given.options("attach"), None)
 
     def _viewed(self) -> SegmentView | None:
-        """Return a view of the copy, which says who uses it, also once its name is removed."""
+        """Return a view of the copy: it shows who uses it, even after its name was removed."""
         with contextlib.suppress(ShmaccError):
             return None if self._params is None else removal.view(segment_name(self._given.name))
         return None
@@ -104,7 +104,7 @@ class HostCopy:
     def look_around(self, core: ForwarderCore) -> None:
         """Notice that a process of the node has restored the copy, or removed its name.
 
-        The name is made again once nobody has what lost it: updates do not reach both.
+        Once no process uses the nameless copy, make a new one: updates would reach only one of two.
         """
         if self._work is not None or self._params is None:
             return
@@ -118,11 +118,11 @@ class HostCopy:
                 )
             else:
                 self._work = self._pool.submit(self._make_again)
-        with contextlib.suppress(DeadlineExceededError):  # another process uses it for long
+        with contextlib.suppress(DeadlineExceededError):  # another process has it locked
             core.noticed(copies.look(self._params, 0.0), problem)
 
     def _make_again(self) -> Callable[[], None]:
-        """Make a new copy of the same contents and name, after the name was removed."""
+        """Make a new copy with the same contents and name, after the name was removed."""
         params, given = self._params, self._given
         if params is not None:
             try:
@@ -140,21 +140,21 @@ class HostCopy:
         return lambda: None
 
     def look(self) -> Copy:
-        """Return what is known of the copy; a change that a dead process has begun is undone."""
+        """Return lineage and steps of the copy; undo a change that a dead process has begun."""
         return NO_COPY if self._params is None else copies.look(self._params)
 
     def state(self) -> tuple[Copy, dict[str, ValueArray]] | None:
-        """Return all of the copy, for another node; None: there is none yet."""
+        """Return the whole contents of the copy, for another node; None: there is no copy yet."""
         return None if self._params is None else copies.state(self._params, PATIENCE)
 
     def made_since(self, lineage: Lineage) -> list[Made] | None:
-        """Return the updates that lead from a lineage to this copy's; None: not all are kept."""
-        made = self._kept  # another thread makes updates
+        """Return the updates from `lineage` up to this copy's lineage; None: not all are kept."""
+        made = self._kept  # read it once: another thread replaces it
         first = [number for number, each in enumerate(made) if each.parent == lineage]
         return list(made[first[0] :]) if first else None
 
     def work(self, core: ForwarderCore, woken: threading.Event) -> None:
-        """Tell the core what has been done, and begin what the core wants next. Does not wait."""
+        """Tell the core what has been done, begin what it wants next, and return at once."""
         if self._work is not None and self._work.done():
             self._work.result()()
             self._work = None
@@ -165,14 +165,14 @@ class HostCopy:
             self._work.add_done_callback(lambda _: woken.set())
 
     def rest(self, core: ForwarderCore) -> None:
-        """Wait for the end of what is being done: another forwarder will follow."""
+        """Wait for the end of the current change, since another forwarder will follow."""
         core.want_nothing()
         if self._work is not None:
             self._work.result()()
             self._work = None
 
     def end(self, *, undo: bool) -> None:
-        """Remove the name if it was made again here; or at all, for a group that is undone."""
+        """Remove the copy's name if it was made again; if `undo`, also if it was made at first."""
         if self._params is not None and (self._made_again or (self._made and undo)):
             self._params.unlink()
 
@@ -182,9 +182,9 @@ class HostCopy:
             self._params.close()
 
     def _do(self, core: ForwarderCore, get: Get, order: Order) -> Callable[[], None]:
-        """Do what the core wants; return a call that tells the core the result.
+        """Do what the core wants; return a function that tells the core the result.
 
-        The forwarder's thread makes that call: the core is not for several threads.
+        The forwarder's thread calls this function: only that thread may use the core.
         """
         stage = order.stage
         if get is Get.STAGE and stage is not None:
@@ -200,18 +200,18 @@ class HostCopy:
             self._warn(f"Node {shown(self._host)} cannot follow with its copy: {error}")
             self._pause = min(max(2 * self._pause, _LOOK), _LONGEST)
             self._again = time.monotonic() + self._pause
-            # These errors are reported. Others may pass: the other node may have its copy later.
+            # Report these errors to the owner. After any other error the next attempt may succeed.
             lasts = get is Get.MAKE or isinstance(error, ResourceExhaustedError)
             if lasts and order.lineage is not None:
                 refused = Refusal(Fence(*order.lineage[:2]), error)
         return partial(core.changed, self.look(), refused)
 
     def _stage(self, core: ForwarderCore, stage: Stage, checks: bool = True) -> Callable[[], None]:
-        """Get a change from the chief's object, and check it: after its commit it is too late."""
+        """Get a change from the chief's object; check it, since after the commit it is too late."""
         ref = stage.source.ref
-        # Ray's errors are not the change's: the chief is gone, or Ray ends on this node.
+        # An error of Ray says nothing about the change: the chief is gone, or Ray ends here.
         with contextlib.suppress(Exception):
-            # The chief's node may be out of reach: so do not wait longer than the change is wanted.
+            # The chief's node may be out of reach: stop waiting once the change is not wanted.
             while core.wants(stage):
                 if ray.wait([ref], timeout=_LOOK)[0]:
                     change = ray.get(ref)
@@ -223,8 +223,8 @@ class HostCopy:
     def _check(self, core: ForwarderCore, stage: Stage, change: Any) -> Callable[[], None]:
         try:
             self._put(stage, change, only_check=True)
-        except Exception as error:  # noqa: BLE001  the chief's
-            # A process of this node may have restored the copy by itself: then it gets another one.
+        except Exception as error:  # noqa: BLE001  it is reported to the chief
+            # A process of this node may have restored the copy: then the change is not at fault.
             copy = self.look()
             why = error if stage.parent in {None, copy.lineage} else None
             return partial(core.changed, copy, Refusal(stage.update, why))
@@ -248,7 +248,7 @@ class HostCopy:
             self._follow(change, stage.update, stage.parent)
 
     def _follow(self, update: copies.Update, name: Fence, parent: Lineage, begun: int = 0) -> None:
-        """Make an update, and keep it for other nodes."""
+        """Make an update, and keep it for nodes that miss it."""
         params, keep = self._params, self._given.keep
         if params is None:
             raise FailedPreconditionError("The copy is not here")
@@ -271,9 +271,9 @@ class HostCopy:
         *,
         only_check: bool = False,
     ) -> None:
-        """Replace the copy by a state, or make it."""
+        """Replace the copy's contents by a state; if there is no copy, make it."""
         if self._params is None and only_check:
-            return  # it is not made for a change that may be dropped
+            return  # make no copy for a change that may be dropped
         self._kept = self._kept if only_check else ()
         if self._params is None:
             given = self._given
@@ -283,9 +283,9 @@ class HostCopy:
         copies.replace(self._params, state, lineage, begun, step, only_check=only_check)
 
     def _replace(self, core: ForwarderCore, order: Order) -> None:
-        """Make the updates that this copy lacks, or get another node's whole copy.
+        """Make the updates that this copy lacks, or replace it by the whole copy of `order.source`.
 
-        That copy must still be the one that was ordered.
+        The source's copy must still have the lineage that was ordered.
         """
         lineage = order.lineage
         if lineage is None or order.source is None:
@@ -322,13 +322,13 @@ class HostCopy:
 
     @staticmethod
     def _got(core: ForwarderCore, order: Order, call: Any) -> Any:
-        """Return the answer to a call of another node; None also if the order is an old one."""
+        """Return another node's answer to a call; None, too, once the order is out of date."""
         while not ray.wait([call], timeout=_LOOK)[0]:
             if not core.follows(order):
                 return None
         return ray.get(call)
 
     def _warn(self, text: str) -> None:
-        if text != self._warned:  # it is tried again and again
+        if text != self._warned:  # each new attempt would repeat it
             self._warned = text
             _logger.warning("%s", text)

@@ -1,8 +1,8 @@
-"""What the caller of a run over hosts wants of a node, and what the node reports to the caller.
+"""The messages of `run` over hosts: what its caller wants of a node, and what the node reports.
 
-The caller sends all that it wants again and again, and each answer says all that is so. No call
-depends on an earlier one: it may be lost, overtake others, or come to a supervisor that Ray has
-started again meanwhile. Only output is told once: it is kept until the caller has seen it.
+The caller keeps sending everything that it wants, and each answer contains the node's whole state.
+No call depends on an earlier one: a call may be lost, overtake others, or reach a supervisor that
+Ray has restarted meanwhile. Only output is sent once: it is kept until the caller has seen it.
 """
 
 import logging
@@ -22,26 +22,26 @@ from shmacc._run.child import Call
 from shmacc._run.children import Limits
 from shmacc._run.record import Called
 
-_PARKED = 1.0  # seconds that a call waits for something to tell
+_PARKED = 1.0  # seconds that a call waits for something to report
 _PASSED = 10.0  # seconds for the run to pass a signal on
-_KEPT = 1 << 20  # bytes of output that wait for the caller; then processes wait that write
+_KEPT = 1 << 20  # bytes of output kept for the caller; processes that write more must wait
 
 
 class Plan(NamedTuple):
-    """What all supervisors of a run must know."""
+    """The part of a run's arguments that the supervisor on each node needs."""
 
     chief: bytes  # a function and its arguments, pickled by value
     worker: bytes | None
     workers: int  # how many there are on each node
-    answers: bool  # whether processes answer; programs do not
+    answers: bool  # whether processes return results; programs do not
     context: str
     limits: Limits
     threads: Any  # as for `shmacc.run`
-    output: str | None  # likewise `log_dir`; None: output goes to the caller
+    output: str | None  # `log_dir` of `shmacc.run`; None: output goes to the caller
     called: Called
 
     def calls(self, first: int) -> list[Call]:
-        """Return the calls on a node whose first worker has this rank."""
+        """Return what to run on a node: a chief, and workers with ranks from `first` on."""
         calls = [Call("chief", -1, carried.call, (self.chief,), self.answers)]
         for rank in range(first, first + self.workers):
             args = (self.worker, rank) if self.answers else (self.worker,)
@@ -50,43 +50,43 @@ class Plan(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the caller wants of a node."""
+    """What the caller wants of a node. Every message contains all of it."""
 
     turn: int = 0  # grows with each change
     first: int = 0  # the rank of the node's first worker
-    finished: frozenset[int] = frozenset()  # workers that have returned: they do not start again
-    leads: bool = False  # the chief is to run there
-    led: bool = False  # it has returned, there or elsewhere: workers may return
-    ended_by: int = 0  # a signal by which all processes are to end; 0: none
-    leaves: bool = False  # the node is to let go of the run's names
-    removes: bool | None = None  # and to remove them; None: if there were none before
+    finished: frozenset[int] = frozenset()  # workers that have returned, and must not start again
+    leads: bool = False  # whether the chief must run on this node
+    led: bool = False  # whether the chief has returned, on any node: workers may return
+    ended_by: int = 0  # a signal that must end all processes; 0: none
+    leaves: bool = False  # whether the node must let go of the run's names
+    removes: bool | None = None  # whether it must then remove them; None: if it had none before
 
 
 class Phase(IntEnum):
-    """How far a node is."""
+    """The phase of the run that a node has reached."""
 
     NEW = 0
-    READY = 1  # it has the run's names, and starts processes
-    IDLE = 2  # they have ended
-    GONE = 3  # it has let go of the names
+    READY = 1  # the node has the run's names, and starts processes
+    IDLE = 2  # the processes have ended
+    GONE = 3  # the node has let go of the names
 
 
 class Found(NamedTuple):
-    """What is so on a node."""
+    """The state of a node, as its supervisor reports it."""
 
-    born: int  # when its supervisor was started (time.monotonic_ns); Ray may do so again
-    number: int  # grows with each change, also after the supervisor was started again
+    born: int  # when its supervisor was started (time.monotonic_ns); Ray may restart it
+    number: int  # grows with each change, even after a restart of the supervisor
     phase: Phase = Phase.NEW
     finished: frozenset[int] = frozenset()  # the ranks of workers that have returned
     result: bytes | None = None  # what the chief has returned there, pickled
     raised: tuple[str, bytes, int | None] | None = None
-    """What has ended all there: the last line; the exception, pickled; the status of a program."""
+    """What ended the run there: the last line, the pickled exception, a program's exit status."""
     lines: tuple[tuple[int, int, bytes], ...] = ()
-    """Output: a number; 1 for standard output, 2 for error, or the level of a log; the text."""
+    """Output: its number; 1 for standard output, 2 for error, else a log level; the text."""
 
 
 class Exchange:
-    """The supervisor's side. A run (children.py) has it in the place of its caller's signals."""
+    """The supervisor's side. A node's run (children.py) uses it in place of `CallersSignals`."""
 
     def __init__(self) -> None:
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -95,13 +95,13 @@ class Exchange:
         self.found = Found(born=now, number=now)
         self._changed = threading.Condition()
         self._lines: deque[tuple[int, int, bytes]] = deque()
-        self._bytes = 0  # of these
+        self._bytes = 0  # the size of the text in `_lines`
         self._signals: deque[tuple[int, Future[bool]]] = deque()
         self.wanted = Wanted()
         self.want(self.wanted)
 
     def exchange(self, wanted: Wanted, seen: int, plan: Plan | None) -> Found:
-        """Take what is wanted; return what is so: at once if that is new, or else soon."""
+        """Accept what the caller wants; wait briefly for a state newer than `seen`; return it."""
         with self._changed:
             self.plan = self.plan or plan
             while self._lines and self._lines[0][0] <= seen:
@@ -111,7 +111,7 @@ class Exchange:
             return self.found._replace(lines=tuple(self._lines))
 
     def want(self, wanted: Wanted) -> None:
-        """Take what is wanted, unless this came late."""
+        """Accept what the caller wants; ignore a message older than the last one."""
         with self._changed:
             if wanted.turn >= self.wanted.turn:
                 self.wanted, self.ended_by = wanted, wanted.ended_by
@@ -119,25 +119,25 @@ class Exchange:
             self._changed.notify_all()
 
     def note(self, **found: Any) -> None:
-        """Note a change of what is so."""
+        """Note a change of the node's state, and wake calls that wait for one."""
         with self._changed:
             self.found = self.found._replace(number=self.found.number + 1, **found)
             self._changed.notify_all()
 
     def wait_until(self, over: Callable[[], object], seconds: float | None = None) -> None:
-        """Wait until something is wanted or so."""
+        """Wait until `over()` is true, or `seconds` have passed; each change checks it again."""
         with self._changed:
             self._changed.wait_for(over, seconds)
 
     def write(self, number: int, text: bytes) -> int:
-        """Tell output; wait while there is too much of it, unless nobody may ask any more."""
+        """Queue output for the caller; wait while too much is queued and the caller may read it."""
         with self._changed:
             self.wait_until(lambda: self.wanted.leaves or self._bytes < _KEPT)
             self._tell(number, text)
         return len(text)
 
     def log(self, record: logging.LogRecord) -> bool:
-        """Tell what is logged, as a logger's filter that lets nothing pass."""
+        """Queue a log record for the caller. Used as a logger's filter: False stops the record."""
         self._tell(record.levelno, logging.Formatter().format(record).encode())
         return False
 
@@ -148,12 +148,12 @@ class Exchange:
             self._bytes += len(text)
 
     def tell_result(self, result: object) -> None:
-        """Tell what the chief has returned, once, if it was here."""
+        """Report what the chief returned, once. Nothing is reported if it returned elsewhere."""
         if not self.wanted.led and self.found.result is None:
             self.note(result=ray.cloudpickle.dumps(result))
 
     def signal(self, number: int) -> bool:
-        """Pass a signal on; return whether a process has a handler of it."""
+        """Pass a signal on to the processes; return whether any of them handles it."""
         if self.found.phase is not Phase.READY:
             return False
         sent: Future[bool] = Future()
@@ -161,7 +161,7 @@ class Exchange:
         return sent.result(_PASSED)
 
     def act(self, children: Any) -> None:
-        """Have the children do what is wanted, and tell which have finished."""
+        """Start and end child processes as the caller wants; report which have finished."""
         wanted, (chief, *workers) = self.wanted, children
         for child in workers:
             if child.call.rank in wanted.finished:

@@ -1,10 +1,10 @@
-"""Finds the parts of a group that exists. Makes owners.
+"""Finds the parts of an existing group, and makes owners.
 
-The owner is on the node of the chief that made it: elsewhere, a cut link between their two nodes
-would stop rounds that all other hosts could have. If the owner dies, the next chief that calls it
-makes another one on its own node. Ray must not restart an owner: Ray would choose any node. And if
-the node that schedules a new owner is lost, Ray counts the owner as dead although it never ran:
-restarted, it would refuse rounds from the start, since it would not know the step.
+The owner is on the node of the chief that made it: if it were elsewhere, a cut link between these
+two nodes would stop rounds for all hosts. If the owner dies, the next chief that calls it makes
+another one on its own node. Ray must not restart an owner, since it would choose any node. Also,
+if the node that schedules a new owner is lost, Ray counts the owner as dead although it never ran;
+a restarted owner does not know the step, so it would refuse the very first round.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from shmacc.ray._waits import ANSWER, left_until
 _logger = logging.getLogger("shmacc")
 
 _AGAIN = 0.1  # seconds until Ray is asked to start an owner once more
-_LOOK = 0.05  # seconds between two looks for a group
-_CONFIG = 10.0  # seconds for a part to say what its group was made with
+_LOOK = 0.05  # seconds between two attempts to find a group
+_CONFIG = 10.0  # seconds for an actor to return its group's config
 
 
 def find_group(name: str, seconds: float | None, until: float) -> Config:
-    """Return the config of the cluster's group of that name, as `AccumulatorGroup.attach` does."""
+    """Return the config of the cluster's group of that name; wait for it as in `attach`."""
     end = time.monotonic() + (seconds or 0.0)
     while (config := find_config(name, until)) is None:
         missing = f"The cluster has no group {name!r}"
@@ -49,7 +49,7 @@ def find_config(name: str, until: float) -> Config | None:
     """
     nodes = {f"{name}/host {node}": node for node in sorted(living_nodes(None, until))}
     calls: dict[Any, str] = {}
-    # The owner has a second, then all hosts are asked as well: some may be stopped.
+    # Ask the owner; if it does not answer in a second, ask all hosts: some may be stopped.
     for parts, seconds, share in ([f"{name}/owner"], ANSWER, 0.5), (nodes, _CONFIG, 1.0):
         actors = {part: find_actor(part, until) for part in parts}
         calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
@@ -75,7 +75,7 @@ def groups_of(parameters: str, until: float) -> list[Config]:
     """Return the configs of the cluster's groups that belong to parameters of this name.
 
     Raises:
-        DeadlineExceededError: Ray's head does not answer. (A group that does not is left out.)
+        DeadlineExceededError: Ray's head does not answer. (Groups that do not are left out.)
     """
 
     def ask() -> set[str]:
@@ -93,10 +93,10 @@ def groups_of(parameters: str, until: float) -> list[Config]:
 
 
 def check_unused(names: list[str], groups: list[str], nodes: set[str], until: float) -> None:
-    """Refuse to replace what living processes have attached; actors of these groups do not count.
+    """Refuse to replace segments that living processes use, other than the actors of `groups`.
 
     Raises:
-        FailedPreconditionError: Processes of a node have something of these names attached.
+        FailedPreconditionError: Processes of a node have a segment of one of `names` attached.
     """
     actors = [counters_of(group) for group in groups]
     for node, used in sorted(on_nodes(nodes, _used, names, actors, until=until).items()):
@@ -110,7 +110,7 @@ def check_unused(names: list[str], groups: list[str], nodes: set[str], until: fl
 def _used(names: list[str], actors: list[str]) -> dict[str, tuple[int, ...]]:
     """Return which of these names living processes of this node use, and their pids.
 
-    Processes that use one of the names `actors` do not count.
+    Processes that also use one of the names in `actors` do not count: they are groups' actors.
     """
 
     def users(name: str) -> set[int]:
@@ -127,7 +127,7 @@ def _used(names: list[str], actors: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Config, str]:
-    """Make the owner on this process's node, or find it; return it, its config and its node."""
+    """Make the owner on this process's node, or find it; return owner, config, and its node."""
     here = ray.get_runtime_context().get_node_id()
     while True:
         given = ray.remote(OwnerActor), config.actor("owner"), here, config, step, here
@@ -150,7 +150,7 @@ def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Con
 
 
 def warn_of_left(name: str, nodes: list[str]) -> None:
-    """Say which nodes may have names left."""
+    """Log which nodes may still have names of a removed group in /dev/shm."""
     if nodes:
         _logger.warning(
             "Nodes that did not answer may have names of %r left in /dev/shm: %s",

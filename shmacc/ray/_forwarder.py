@@ -1,9 +1,9 @@
 """The forwarder of a node: its loop, which goes on with the next owner if one is lost.
 
-One thread does everything with the segment and the core. It waits a moment for answers of the owner
-and of shards, looks at the segment, and does what the core asks for. While nothing happens, it
-reads only the count, which takes no lock, and pauses for a fiftieth of the idle time. So an idle
-node costs little more than an idle actor of Ray's.
+One thread alone uses the segment and the core. It waits a moment for answers of the owner and of
+shards, looks at the segment, and does what the core asks for. While nothing happens, it reads only
+the count, which takes no lock, and pauses for a fiftieth of the idle time. So an idle node costs
+little more than an idle Ray actor.
 """
 
 import logging
@@ -31,8 +31,8 @@ _logger = logging.getLogger("shmacc")
 
 _SHARE = 0.02  # the pause between two looks at the segment, as a share of the idle time
 _SHORTEST, _LONGEST = 0.001, 0.1  # the bounds of that pause
-_HELD = 0.02  # the pause while no gradient can come
-_RESTING = 0.5  # after this idle time it reads only the count
+_HELD = 0.02  # the pause while the segment is held: no gradient can come
+_RESTING = 0.5  # after this idle time the loop reads only the count
 _AGAIN = 0.2  # seconds until a failed call is repeated, or a piece for a lost shard sent again
 
 Looked = tuple[Fence | None, GroupPartial]
@@ -41,7 +41,7 @@ Looked = tuple[Fence | None, GroupPartial]
 
 @dataclass(frozen=True)
 class Shared:
-    """What a forwarder shares with other threads."""
+    """Objects that a forwarder's thread shares with the actor's other threads."""
 
     config: Config
     host: str  # the node
@@ -52,13 +52,13 @@ class Shared:
     stopped: threading.Event = field(default_factory=threading.Event)  # the forwarder must end
 
     def wakes(self, future: Future[Any]) -> Future[Any]:
-        """Have the answer wake the forwarder's thread, which costs less than polling."""
+        """Wake the forwarder's thread when the answer comes, which costs less than polling."""
         future.add_done_callback(lambda _: self.woken.set())
         return future
 
 
 class Incarnation:
-    """One incarnation of a forwarder: enrolled with one owner, it also follows the later ones."""
+    """One incarnation of a forwarder: it enrols with one owner, and also follows later owners."""
 
     def __init__(self, shared: Shared, owner: Any, memory: Memory) -> None:
         config, self._host = shared.config, shared.host
@@ -92,7 +92,7 @@ class Incarnation:
                 quiet, held = now - changed, self._segment.is_held
                 pause = _HELD if held else min(max(_SHORTEST, quiet * _SHARE), _LONGEST)
                 resting = held or quiet >= _RESTING
-                # Nothing has changed: one read of shared memory a pass, until a report is due.
+                # Nothing has changed: do no more than read the count, until a report is due.
                 if resting and count == before and now < due and not answered:
                     answered = self._wait(min(pause, due - now))
                     continue
@@ -100,7 +100,7 @@ class Incarnation:
                 self._answer()
                 if self._copy is not None:
                     self._copy.work(self._core, self._woken)
-                self._look()  # last: an action that follows an older look could undo a finish
+                self._look()  # right before `_act`: an action on older facts could undo a finish
                 if not self._act():
                     return False
                 self._talk(now)
@@ -123,9 +123,9 @@ class Incarnation:
         self._core.observe(step, count, finished=finished)
 
     def _look_around(self, now: float) -> None:
-        """Look now and then for deaths, and for how much of /dev/shm Ray's objects need.
+        """Check for deaths, removed names, and how much of /dev/shm Ray's objects need.
 
-        That takes a system call for each attached process, and one for the object store.
+        It does so once a heartbeat, since it makes a system call for each attached process.
         """
         if now >= self._around_at:
             self._around_at = now + self._heartbeat
@@ -135,7 +135,7 @@ class Incarnation:
                 group = self._segment.group
                 if group.handle.unlinked:
                     what = "the name of its segment was removed: no process can attach to it"
-                    if group.stats().attached == 1:  # this one; the next actor makes another
+                    if group.stats().attached == 1:  # only this one; the next actor makes a segment
                         raise FailedPreconditionError(what)
                     self._core.nameless = f"{what} until those that have it attached have ended"
                 group.handle.keep_free(self._shared.store.room())
@@ -145,7 +145,7 @@ class Incarnation:
                 self._core.died(pids, found.contributors or (), found.reasons or ())
 
     def _answer(self) -> None:
-        """Give chiefs their copies."""
+        """Answer calls of `HostActor.copy` with a copy of the segment's content."""
         while not self._shared.asked.empty():
             asked = self._shared.asked.get()
             try:
@@ -154,11 +154,11 @@ class Incarnation:
                 asked.set_exception(error)
 
     def _count(self, what: str, number: int = 1) -> None:
-        """Add to a counter of ``shmacc-inspect show``; a death meanwhile loses at most this."""
+        """Add to a counter of ``shmacc-inspect show``; a death here loses at most this number."""
         self._counters[what][...] += number
 
     def _act(self) -> bool:  # noqa: C901  one case for each action
-        """Do all that is to be done; False: this incarnation must end."""
+        """Do the actions that the core asks for; return False if this incarnation must end."""
         core, segment = self._core, self._segment
         while (action := core.next_action()) is not None:
             match action:
@@ -166,7 +166,7 @@ class Incarnation:
                     began = time.monotonic()
                     self._held = segment.hold()
                     core.held(self._held.batch, began)
-                    if self._copy is not None:  # the gradients may be of what another has made it
+                    if self._copy is not None:  # a process may have restored the copy before
                         self._copy.look_around(core)
                     self._count("seals")
                 case act.Do.SHIP, grant:
@@ -203,7 +203,7 @@ class Incarnation:
         self._shipped()
 
     def _shipped(self) -> None:
-        """Tell the core which pieces have not arrived; send those for lost shards again."""
+        """Tell the core which pieces have not arrived; send pieces for lost shards again."""
         shipping = self._shipping
         if shipping is None:
             return
@@ -217,7 +217,7 @@ class Incarnation:
             self._count("resent", shipping.resent)
 
     def _talk(self, now: float) -> None:
-        """Report, if it is time; keep a call waiting at the owner for a new order."""
+        """Send a report if one is due, or if no call waits at the owner for the next order."""
         if self._owner is None:
             if now >= self._poll_from:
                 self._owner, self._poll_from = find(self._config, "owner"), now + _AGAIN
@@ -229,9 +229,9 @@ class Incarnation:
             self._polls.append(self._shared.wakes(call))
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for an answer, and handle all that have come; return whether any has."""
+        """Wait for answers and questions, handle the answers; return whether something came."""
         if woken := self._woken.wait(seconds):
-            self._woken.clear()  # only if woken: an answer that comes now must end the next wait
+            self._woken.clear()  # only if woken: what comes after a timeout must end the next wait
         for call in [call for call in self._polls if call.done()]:
             self._polls.remove(call)
             self._heard(call)
@@ -250,7 +250,7 @@ class Incarnation:
             self._poll_from = time.monotonic() + _AGAIN
             return
         if order.term > self._counters["promise"]:
-            self._counters["promise"][...] = order.term  # before the core tells it to the owner
+            self._counters["promise"][...] = order.term  # before the core reports it to the owner
         self._core.receive(order)
         if self._core.copies != self._counters["copies"]:
             self._counters["copies"][...] = self._core.copies
@@ -263,7 +263,7 @@ class Incarnation:
 
 
 class _Shipping:
-    """A batch on its way to the shards: each piece is sent until it has arrived."""
+    """A batch on its way to the shards: a piece is sent again and again until it has arrived."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class _Shipping:
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
         self._refused: set[int] = set()  # shards that could not keep their pieces
-        # Each host begins with another shard: they do not all send to the same one first.
+        # Begin with a shard chosen by the host's name: not all hosts send to the same one first.
         first = zlib.crc32(key.host.encode()) % len(hosts)
         for shard in sorted(self._left, key=lambda shard: (shard - first) % len(hosts)):
             self._send(shard)
@@ -294,13 +294,13 @@ class _Shipping:
         return frozenset(self._hosts[shard] for shard in self._left)
 
     def is_done(self) -> bool:
-        """Whether all pieces have arrived; sends those again whose shard was lost meanwhile."""
+        """Whether all pieces have arrived; sends a piece again if its shard was lost."""
         for call in [call for call in self._calls if call.done()]:
             shard = self._calls.pop(call)
             try:
                 call.result()
                 del self._left[shard]
-            except Exception as error:  # noqa: BLE001  a shard's, of this node or of another
+            except Exception as error:  # noqa: BLE001  the shard's, on this node or on another
                 if not isinstance(error, LOST) and shard not in self._refused:
                     self._refused.add(shard)
                     why = getattr(error, "cause", error)
@@ -319,7 +319,7 @@ class _Shipping:
             call = self._shared.here.keep(*given)
         else:
             actor = self._peers.get(place) or find(self._shared.config, f"host {place}")
-            if actor is None:  # the owner makes another one
+            if actor is None:  # the owner will make another actor
                 self._again.append((time.monotonic() + _AGAIN, shard))
                 return
             self._peers[place] = actor

@@ -30,8 +30,8 @@ _logger = logging.getLogger("shmacc")
 class AccumulatorGroup:
     """A group whose gradients are applied on many hosts.
 
-    For the chief; workers use ``shmacc.attach(shared_name)``, which finds the segment of their own
-    host. Any number of processes of the cluster may be chiefs, and wait in the queue.
+    Chiefs use this class. Workers use ``shmacc.attach(shared_name)``, which finds the segment of
+    their own host. Any number of the cluster's processes may be chiefs; they wait in a queue.
     """
 
     def __init__(
@@ -53,34 +53,33 @@ class AccumulatorGroup:
     ) -> None:
         """Create the group on every node, or attach to the one that has this shared_name.
 
-        Returns when each node that is alive has its segment. A node that has died just before costs
-        the time that Ray takes to notice.
+        This returns once every living node has its segment. If a node has just died, this takes
+        until Ray has noticed it.
 
         Args:
-            members: As for ``shmacc.AccumulatorGroup``; all dimensions must be known, except
-                the first one of sparse members.
-            shared_name: As there, but not None: workers attach to it.
-            name: As there.
-            reduction_type: As there.
-            mode: As there.
-            owners: As there.
+            members: As for ``shmacc.AccumulatorGroup``, but all dimensions must be known, except
+                for the first dimension of a sparse member.
+            shared_name: As for ``shmacc.AccumulatorGroup``, but not None: workers attach to it.
+            name: As for ``shmacc.AccumulatorGroup``.
+            reduction_type: As for ``shmacc.AccumulatorGroup``.
+            mode: As for ``shmacc.AccumulatorGroup``.
+            owners: As for ``shmacc.AccumulatorGroup``.
             if_exists: What to do if the cluster has a group of this name, or nodes have segments of
-                this name from earlier.
+                this name from an earlier run.
             unlink_on_close: Whether `close` removes the group.
             lanes: The lanes of each host's segment.
             capacity: The capacity of each host's segment; None: what /dev/shm has room for beside
                 Ray's objects. An apply waits for room in either case.
-            hosts: The ids of Ray's nodes that take part; None: all, those that join later as well.
-            shards: How many parts the rows are divided into, over the nodes; None: one for each
-                node.
+            hosts: The ids of Ray's nodes that take part; None: all, even if they join later.
+            shards: Into how many parts the rows are divided; None: one for each node.
             timing: How long the parts wait for each other.
 
         Raises:
-            InvalidArgumentError: A bad argument, or the cluster's group of this name disagrees.
+            InvalidArgumentError: A bad argument, or the cluster's group of this name differs.
             AlreadyExistsError: `if_exists` is "error" and the cluster has a group of this name.
             FailedPreconditionError: Ray is not initialised; this process has another
                 ``SHMACC_NAMESPACE`` than its node; or a node cannot have its segment, for instance
-                since it has one from earlier that disagrees. Nothing of a new group is left then.
+                since an earlier run left a different one. Nothing of a new group is left then.
             DeadlineExceededError: The nodes have not started their parts.
         """
         options = Options(
@@ -101,12 +100,12 @@ class AccumulatorGroup:
 
         Args:
             shared_name: The name.
-            timeout: How many seconds to wait until there is one; None: do not wait. (In `take` and
-                `round`, None means for ever.)
+            timeout: For how many seconds to wait for such a group; None: do not wait. (In `take`
+                and `round`, None means for ever.)
 
         Raises:
-            NotFoundError: There is no such group, and no timeout.
-            DeadlineExceededError: There was none until the end of the timeout.
+            NotFoundError: There is no such group, and the timeout is None.
+            DeadlineExceededError: There was no such group within the timeout.
             InvalidArgumentError: A bad argument.
             FailedPreconditionError: As for the constructor.
         """
@@ -121,7 +120,7 @@ class AccumulatorGroup:
         return f"<{type(self).__name__} {self.shared_name!r} over Ray>"
 
     def __getstate__(self) -> str:
-        """Pickle as the name; the first call of the unpickled group attaches, as `attach`."""
+        """Pickle only the name. The first call of an unpickled group attaches as `attach` does."""
         return self._link.name
 
     def __setstate__(self, shared_name: str) -> None:
@@ -170,17 +169,17 @@ class AccumulatorGroup:
         """The owner's step; hosts follow it within milliseconds.
 
         Raises:
-            FailedPreconditionError: The owner was started again and knows no step until
+            FailedPreconditionError: The owner was restarted and does not know the step until
                 `set_global_step`.
         """
         return self._link.step()
 
     def num_accumulated(self) -> int:
-        """How many gradients of living hosts wait to be taken, as far as hosts have reported."""
+        """How many gradients of living hosts wait for a take, by the hosts' last reports."""
         return self._link.state()[1]
 
     def hosts(self) -> dict[str, HostState]:
-        """Return the hosts that have ever reported, or have a problem, by the id of their node."""
+        """Return all hosts that have reported or have a problem, by the id of their node."""
         return self._link.state()[2]
 
     def counters(self) -> dict[str, int]:
@@ -195,10 +194,10 @@ class AccumulatorGroup:
         timeout: float | None = None,
         on_death: arguments.OnDeath = "wait",
     ) -> GroupTaken:
-        """Take the gradients of all hosts: as on one host, a `round` with an empty block.
+        """Take the gradients of all hosts. As on one host, this is a `round` with an empty block.
 
         Raises:
-            As entering a round.
+            The errors of entering a `round`.
         """
         with Round(self._link, num_required, at_least, timeout, on_death) as taken:
             return taken
@@ -217,19 +216,19 @@ class AccumulatorGroup:
         its round, and the end of its block raises.
 
         Args:
-            num_required: How many gradients, of all hosts together.
-            at_least: How many are enough when the timeout has passed; None: as many. Hosts then
-                have ``timing.grace`` and a second to send them.
-            timeout: Seconds to wait for them; None: for ever.
+            num_required: How many gradients to wait for, of all hosts together.
+            at_least: How many are enough once the timeout has passed; None: `num_required`. Hosts
+                then have ``timing.grace`` and a second to send them.
+            timeout: For how many seconds to wait; None: for ever.
             on_death: "raise": end the wait with WorkerDiedError if a host is lost, or a worker
-                has died since the last take; once for each loss.
+                has died since the last take. Each loss is raised once.
         """
         return Round(self._link, num_required, at_least, timeout, on_death)
 
     def set_global_step(self, new_global_step: int) -> None:
         """Set the step of all hosts; gradients stay. A lower step logs a warning.
 
-        With parameters, this is `advance_step`. Without, a new owner needs either before rounds.
+        With parameters, this is `advance_step`. Without, a new owner needs one of the two calls.
 
         Args:
             new_global_step: The step; gradients of earlier steps are dropped from now on.
@@ -241,9 +240,9 @@ class AccumulatorGroup:
             _logger.warning("global_step of %r: %d, then %d", self.shared_name, old, new)
 
     def advance_step(self, step: int) -> int:
-        """Move on to a later ``step`` and drop the gradients of older ones; return how many.
+        """Move on to a later step and drop gradients of older steps; return how many were dropped.
 
-        Without parameters, an owner that was started again accepts any step, and then knows it.
+        Without parameters, a restarted owner accepts any step.
         """
         new = arguments.int64(step, "step")
         self._link.until_known("has_line", wait=Wait(PATIENCE))
@@ -258,7 +257,7 @@ class AccumulatorGroup:
             after: The last step that the caller knows.
             timeout: Seconds to wait; None: for ever.
             on_death: "raise": end the wait with ChiefDiedError if the last chief that waited for a
-                round or had one open was lost, and no other one has come since.
+                round or had one open was lost, and no other chief has come since.
 
         Raises:
             FailedPreconditionError: As for `global_step`.
@@ -284,7 +283,7 @@ class AccumulatorGroup:
     ) -> Iterator[int]:
         """Yield the step at once, then the newest step whenever it has moved on, until `finish`.
 
-        Each wait has the `timeout`, and raises as `wait_step`: after that call `steps` again.
+        Each wait has this timeout, and raises like `wait_step`; to go on, call `steps` again.
         """
         arguments.timeout(timeout)
         arguments.on_death(on_death)
@@ -292,7 +291,7 @@ class AccumulatorGroup:
 
     def _steps(self, timeout: float | None, on_death: arguments.OnDeath) -> Iterator[int]:
         step: int | None = None
-        # Ask this first: an owner that was started again may know of the end, but no step.
+        # Ask this first: a restarted owner may know that the group is finished, but not the step.
         while self._link.call("running", until=(wait := Wait(timeout)).until):
             step = self._link.step(wait.until) if step is None else step
             yield step
@@ -302,9 +301,9 @@ class AccumulatorGroup:
                 return
 
     def finish(self) -> None:
-        """End the run on all hosts, as on one, and for good: there is no restore.
+        """End the run on all hosts for good. Unlike on one host, no restore begins it anew.
 
-        A worker that calls its segment's `finish` ends the run in the same way.
+        A worker that calls its segment's `finish` also ends the run on all hosts.
         """
         self._link.call("do", "finish")
 
@@ -314,16 +313,16 @@ class AccumulatorGroup:
         return bool(self._link.call("running"))
 
     def cancel(self) -> None:
-        """End all chiefs' takes and rounds that wait now, with CancelledError."""
+        """End the wait of every chief that waits now for a take or round, with CancelledError."""
         self._link.call("do", "cancel")
 
     def snapshot(self, *, timeout: float | None = PATIENCE) -> GroupTaken:
-        """Return what a take of all gradients would give now; change nothing.
+        """Return what a take of all gradients would return now, and change nothing.
 
-        Each living host is read at some instant during this call, not all at the same one.
+        This reads each living host at some instant during the call, but at different instants.
 
         Raises:
-            DeadlineExceededError: A host, which is named, had not answered after `timeout` seconds.
+            DeadlineExceededError: A host (see the message) did not answer within the timeout.
             AlreadyExistsError: Two hosts have accepted the same contributor: the step will be void.
             FailedPreconditionError: As for `global_step`.
             OutOfRangeError: An integer result does not fit its dtype.
@@ -339,7 +338,7 @@ class AccumulatorGroup:
             return group.snapshot()
 
     def contributors(self, *, timeout: float | None = PATIENCE) -> IndexArray:
-        """Return the contributors in the open round, of all living hosts: int64, ascending.
+        """Return the contributors to the present step on all living hosts: int64, ascending.
 
         Raises:
             DeadlineExceededError: As for `snapshot`.
@@ -357,9 +356,9 @@ class AccumulatorGroup:
         return self._link.ask_hosts("stats", Wait(arguments.timeout(timeout)))[2]
 
     def _parts(self, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
-        """Return the owner's step, and copies of living hosts' content at its fence.
+        """Return the owner's step, and copies of living hosts' content, limited to its fence.
 
-        If the owner has moved on meanwhile, all hosts are asked again.
+        If the owner moves on meanwhile, this asks all hosts again.
         """
         while True:
             step, fence, copies = self._link.ask_hosts("copy", wait)
@@ -370,7 +369,7 @@ class AccumulatorGroup:
     def close(self) -> None:
         """Detach. The group stays in the cluster, unless ``unlink_on_close`` was set.
 
-        A round of the group that this process has open is given up; the end of its block raises.
+        A round of the group that this process has open is given up, and its block's end raises.
         """
         if self._unlink_on_close:
             self.unlink()
@@ -381,10 +380,9 @@ class AccumulatorGroup:
             self._link.closed = True
 
     def unlink(self) -> None:
-        """Remove the group's actors, and its segments' names on all nodes; also after `close`.
+        """Remove the group's actors, and its segments' names on all nodes, even after `close`.
 
-        A node that cannot be reached within 15 s keeps its names: a warning (logger ``shmacc``)
-        says so.
+        A node that cannot be reached within 15 s keeps its names; logger ``shmacc`` warns of this.
         """
         if not self._link.removed:
             left = self._link.end()

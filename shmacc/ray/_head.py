@@ -1,9 +1,9 @@
 """Questions to Ray's head, which may be away for a minute, for instance while it is restarted.
 
-Everything else in the cluster goes on meanwhile, and so must rounds. But Ray's own calls wait for
-the head, take no timeout, and keep their thread. So each question has a thread of its own, and a
-caller waits for it no longer than it can afford: without an answer by then, whatever needs one
-raises DeadlineExceededError. While a question is open, it is not asked again.
+The rest of the cluster works meanwhile, and rounds must go on. But Ray's own calls wait for the
+head, take no timeout, and block their thread. So each question has a thread of its own, and each
+caller waits only as long as it can afford. If no answer has come by then, the caller gets a
+DeadlineExceededError. While a question is open, it is not asked again.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from shmacc.errors import DeadlineExceededError
 from shmacc.ray._waits import PATIENCE, left_until
 
 MOMENT = 0.2  # seconds for an answer that the caller can do without, or will ask for again
-_BUSY = 2.0  # seconds within which a head answers unless it is away
+_BUSY = 2.0  # seconds within which even a busy head answers
 
 _Answer = TypeVar("_Answer")
 
@@ -27,7 +27,7 @@ _lock = threading.Lock()
 # By head and question: when it was asked, and its answer; removed when a caller gets the answer.
 _open: dict[tuple[str, str], tuple[float, Future[Any]]] = {}
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
-_hostnames: dict[str, str] = {}  # by node, also of nodes that are dead
+_hostnames: dict[str, str] = {}  # by node, including dead nodes
 
 
 def soon(seconds: float) -> float:
@@ -44,14 +44,14 @@ def soon(seconds: float) -> float:
 def answer_of_head(
     question: str, ask: Callable[[], _Answer], until: float | None = None, *, late: bool = False
 ) -> _Answer:
-    """Return what ``ask()`` returns; a call that already asks the same shares its answer.
+    """Return what ``ask()`` returns; if the same question is open already, share its answer.
 
     Args:
-        question: What is asked.
-        ask: Asks it.
+        question: The name of the question.
+        ask: A function that asks Ray.
         until: The time (monotonic) until which to wait; None: `PATIENCE` from now.
-        late: Whether an answer that came too late for another caller will do. Without this, a
-            caller that waits only a moment, again and again, gets no answer of a busy head.
+        late: Whether to accept an answer that came too late for an earlier call. Without this, a
+            caller that waits only a moment, again and again, gets no answer from a busy head.
     """
     end = time.monotonic() + PATIENCE if until is None else until
     key = _head(), question
@@ -77,12 +77,12 @@ def answer_of_head(
 def living_nodes(chosen: Collection[str] | None, until: float | None = None) -> set[str]:
     """Return the ids of the nodes that Ray considers alive, limited to `chosen` (None: all).
 
-    While Ray's head is away, the answer is its last one, if there was one.
+    While Ray's head is away, this returns its last answer, if there was one.
     """
     head = _head()
 
     def ask() -> None:
-        global _alive  # noqa: PLW0603  of the process, as its connection to Ray is
+        global _alive  # noqa: PLW0603  a process has one connection to Ray
         found = ray.nodes()
         _hostnames.update({node["NodeID"]: node["NodeManagerHostname"] for node in found})
         _alive = head, {node["NodeID"] for node in found if node["Alive"]}
@@ -105,7 +105,7 @@ def shown(*nodes: str) -> str:
 
 def kill(actor: Any) -> None:
     """Kill an actor; if Ray's head is away, the actor is killed when the head is back."""
-    name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  the one name that every actor has
+    name = f"end of {actor._actor_id.hex()}"  # noqa: SLF001  the only name that every actor has
     with contextlib.suppress(DeadlineExceededError):
         answer_of_head(name, lambda: ray.kill(actor), soon(_BUSY))
 

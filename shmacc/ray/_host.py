@@ -1,9 +1,9 @@
 """The actor of a node: its forwarder, and the shards that the owner has placed there.
 
-They share a process, so they die together: an owner that cannot reach one of them reaches none.
-Calls for shards have threads of their own, so they do not keep the forwarder from its heartbeat.
+Forwarder and shards share a process, so they die together, and the owner reaches all or none.
+Calls for shards have threads of their own, so that they do not delay the forwarder's heartbeat.
 
-What outlives the actor is in `_memory.py`.
+`_memory.py` has what outlives the actor.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def _of_shards(method: _Method) -> _Method:
 
 
 class HostActor:
-    """A group's actor on a node. The owner starts it, and starts another when it ends."""
+    """A group's actor on a node. The owner starts it, and replaces it when it ends."""
 
     def __init__(self, config: Config, host: str) -> None:
         keep_freed_memory()
@@ -60,9 +60,9 @@ class HostActor:
     # The forwarder
 
     def serve(self) -> None:
-        """Make the segment and follow the owner, until `end`; a second call ends the first one.
+        """Make the segment and follow the owner, until `end`. A second call ends the first call.
 
-        Also returns when the owner knows of a later actor of this node: this one's work is over.
+        It also returns when the owner knows a later actor of this node, which replaces this one.
         """
         with self._turn:
             self._calls += 1
@@ -82,7 +82,7 @@ class HostActor:
     def _run(self) -> None:
         try:
             self._follow()
-        except BaseException as error:  # noqa: BLE001  the owner's
+        except BaseException as error:  # noqa: BLE001  `serve` raises it to the owner
             self._work.set_exception(error)
         else:
             self._work.set_result(None)
@@ -90,7 +90,7 @@ class HostActor:
             self._turn.notify_all()
 
     def _follow(self) -> None:
-        """Follow one owner after the other, until it is stopped, or a later actor is known."""
+        """Follow one owner after the other, until stopped, or an owner knows a later actor."""
         check_version(self._config.version)
         self._memory = memory = Memory(self._config, self._shared.host, self._shared.store)
         while not self._shared.stopped.is_set():
@@ -129,7 +129,7 @@ class HostActor:
         if self._memory is not None:
             self._memory.end(undo=undo)
         elif not undo:
-            remove_names(self._config)  # those that an earlier actor of this node has made
+            remove_names(self._config)  # an earlier actor of this node may have made them
 
     # Shards, and the copy of the parameters
 
@@ -139,12 +139,12 @@ class HostActor:
 
     @_of_shards
     def made_since(self, lineage: Lineage) -> list[Made] | None:
-        """Return the updates of this node's copy since a lineage; None: they are not all kept."""
+        """Return the updates that this node's copy got after `lineage`; None: not all are kept."""
         return None if self._copy is None else self._copy.made_since(lineage)
 
     @_of_shards
     def state_of_copy(self) -> tuple[Copy, dict[str, ValueArray]]:
-        """Return all of this node's copy of the parameters."""
+        """Return the whole contents of this node's copy of the parameters."""
         if self._copy is None or (found := self._copy.state()) is None:
             raise FailedPreconditionError(f"Node {self._shared.host} has no copy yet")
         return found
@@ -155,10 +155,10 @@ class HostActor:
 
     @_of_shards
     def rows(self, shard: int, share: Share) -> Rows:
-        """Return which rows a shard has in a round.
+        """Return the numbers of the rows that a shard has in a round.
 
-        They have a call of their own: they are small, and so reach the chief before the values have
-        been copied.
+        The values have another call: row numbers are small, and reach the chief while the values
+        are still being copied.
         """
         return self._shards.of(shard).reduced(share).rows
 

@@ -1,7 +1,7 @@
 """The link to a group's owner, which a chief's group and its rounds share.
 
-Every call ends: with an answer, or with an error that says which part on which node did not answer.
-If the known owner has died, a call finds or makes another (`_finding.py`).
+Every call ends, either with an answer, or with an error that names the part and node that did not
+answer. If the known owner has died, a call finds or makes another one (`_finding.py`).
 """
 
 import contextlib
@@ -45,23 +45,23 @@ from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
-END = 15.0  # seconds for parts to be found, and to remove their names
+END = 15.0  # seconds in which a group's parts must be found and remove their names
 _CHIEFS = 5.0  # seconds for an owner to say whether it has chiefs
-_SHORT = 1.0 + ANSWER  # seconds within which a busy owner may not answer
+_SHORT = 1.0 + ANSWER  # a busy owner may need this many seconds
 _AGAIN = 0.1  # seconds until a call that failed is tried again
 
 
 class Link:
     """A chief's connection to the owner.
 
-    The first call connects, if `join` or `connect` has not. Unpickling does not: Ray unpickles a
-    task's arguments, and a call of Ray in there would wait for itself.
+    The first call connects, if `join` or `connect` has not. Unpickling does not connect: Ray
+    unpickles a task's arguments itself, and a call of Ray at this time would wait for itself.
 
     Attributes:
         name: The group's shared_name.
         closed: Whether this chief has let go of the group.
         removed: Whether this chief has removed it.
-        is_gone: Whether a call has found that the cluster has this very group no more.
+        is_gone: Whether a call has found that this group was removed, and maybe replaced.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,25 +75,25 @@ class Link:
         self._node: str
 
     def join(self, config: Config, step: int | None, until: float) -> Config:
-        """Connect to the owner of the group, or make one; return what the group was made with.
+        """Connect to the owner of the group, or make one; return the group's config.
 
-        A new group has `config` and begins at `step`. None: the group exists already, and an owner
-        that is made now does not know the step.
+        A new group has `config` and begins at `step`. If the group exists already, `step` is None:
+        then an owner that is made now does not know the step.
         """
         self._owner, config, self._node = make_owner(config, step, until)
         if config.copy is not None:
             LINKS.add(self)
-        self._config = config  # last: another thread may use what is above as soon as this is there
+        self._config = config  # last: once this is set, other threads use the attributes above
         return config
 
     def connect(self, until: float, seconds: float | None = None) -> Config:
-        """Find the group, if this has not been done; return what it was made with.
+        """Find the group, if this has not been done; return its config.
 
-        It waits for `seconds` until there is a group. By `until` Ray's head and the group's parts
-        must have answered.
+        Wait at most `seconds` until there is a group. By the time `until`, Ray's head and the
+        group's parts must have answered.
 
         Raises:
-            As `AccumulatorGroup.attach`.
+            The errors of `AccumulatorGroup.attach`.
         """
         if self._config is not None:
             return self._config
@@ -108,12 +108,12 @@ class Link:
 
     @property
     def config(self) -> Config:
-        """What the group was made with."""
+        """The config that the group was made with."""
         return self.connect(time.monotonic() + PATIENCE)
 
     @cached_property
     def plan(self) -> Plan:
-        """Which row is at which shard."""
+        """The plan that says which row is at which shard."""
         return Plan(self.config.members, self.config.shards)
 
     @property
@@ -122,9 +122,9 @@ class Link:
         return str(ray.get_runtime_context().get_node_id())
 
     def host(self, node: str, until: float | None = None) -> Any | None:
-        """Return the actor of a node; None: there is none now, and the owner makes another.
+        """Return the actor of a node; None: there is none now, and the owner makes another one.
 
-        Without `until` it is also None if Ray's head does not say at once.
+        Without `until`, None may also mean that Ray's head does not answer at once.
         """
         if node not in self._hosts:
             part, given = f"host {node}", self.config
@@ -134,11 +134,11 @@ class Link:
         return self._hosts.get(node)
 
     def lost_host(self, node: str) -> None:
-        """Forget the actor of a node, which has ended: the next call of `host` looks again."""
+        """Forget the actor of a node, which has ended: the next call of `host` finds a new one."""
         self._hosts.pop(node, None)
 
     def call(self, method: str, *args: Any, until: float | None = None, **options: Any) -> Any:
-        """Call the owner, or its successor, until one answers: all its methods may be repeated.
+        """Call the owner, or its successor, until one answers; any call may be repeated.
 
         Raises:
             FailedPreconditionError: The handle is closed, or the group was removed.
@@ -183,16 +183,16 @@ class Link:
         self._owner, self._node = owner, node
 
     def wait(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner, which may keep the call until the next heartbeat of this chief."""
+        """Call the owner, which may delay its answer until this chief's next heartbeat is due."""
         lease = self.connect(wait.until).timing.chief_lease
         parked = min(wait.parked(), lease / 4)
         return self.call("do", method, *args, until=wait.until, wait=parked, **options)
 
     def until_known(self, method: str, *args: Any, wait: Wait, **options: Any) -> Any:
-        """Call the owner until it has heard all nodes, and so has an answer.
+        """Call the owner until it has an answer: a new owner must first hear from all nodes.
 
         Raises:
-            DeadlineExceededError: Nodes had not answered it at the end of the wait.
+            DeadlineExceededError: Not all nodes had answered the owner at the end of the wait.
         """
         while (answer := self.wait(method, *args, wait=wait, **options)) is None:
             if wait.is_over():
@@ -208,27 +208,27 @@ class Link:
             self._owner.do.remote(method, *args, **options)
 
     def state(self, until: float | None = None) -> State:
-        """Return what the owner knows: the step, how many gradients there are, hosts, counters."""
+        """Return what the owner knows: the step, the number of gradients, hosts, counters."""
         state: State = self.call("state", until=until)
         return state
 
     def step(self, until: float | None = None) -> int:
-        """Return the owner's step. With parameters, a new owner learns it first."""
+        """Return the owner's step; with parameters, wait until a new owner has learned it."""
         while (step := self.state(until)[0]) is None:
             if self.call("do", "has_line", until=until, wait=ANSWER) is False:
                 raise self.error(said.NotReady())
         return step
 
     def ask_hosts(self, method: str, wait: Wait) -> tuple[int | None, Fence, dict[str, Any]]:
-        """Call the actors of living hosts; those that are lost meanwhile are left out.
+        """Call the actors of living hosts; leave out hosts that are lost meanwhile.
 
         Returns:
             The owner's step and fence before these calls, and the answers by node.
         """
-        self.until_known("has_line", wait=wait)  # a new owner may not have heard of all hosts yet
+        self.until_known("has_line", wait=wait)  # a new owner may not know all hosts yet
         step, fence, nodes = self.call("living", until=wait.until)
         found: dict[str, Any] = {}
-        for _ in range(2):  # a known actor may have ended long ago: then another one is asked
+        for _ in range(2):  # a known actor may have ended long ago: then find and ask its successor
             actors = {node: self.host(node, wait.until) for node in nodes if node not in found}
             calls = {getattr(a, method).remote(): n for n, a in actors.items() if a is not None}
             ended = wait_for_all(list(calls), wait.until)
@@ -247,7 +247,7 @@ class Link:
         return step, fence, found
 
     def error(self, answer: Any) -> ShmaccError:
-        """Return the error for an answer of the owner that ends a wait."""
+        """Return the error to raise for an owner's answer that ends a wait."""
         name = self.name
         kind: type[ShmaccError] = FailedPreconditionError
         match answer:
@@ -279,11 +279,11 @@ class Link:
         return kind(text)
 
     def end(self, *, undo: bool = False) -> list[str]:
-        """Remove the group; return the nodes that have not said that they removed its names.
+        """Remove the group; return the nodes that have not confirmed that they removed its names.
 
-        With `undo` what nodes had before the group stays (`Memory.end`). The owner ends last: until
-        then no other chief can make one. A group that another chief has made in place of this one
-        stays.
+        With `undo`, what nodes had before the group stays (`Memory.end`). The owner ends last, so
+        that no other chief can make one before. If another chief has already made a new group of
+        this name, the new group stays.
         """
         until = time.monotonic() + END
         config = self.connect(until)
@@ -297,7 +297,7 @@ class Link:
             with contextlib.suppress(*LOST):
                 without = ray.get(stopped)
         nodes, actors = living_nodes(config.hosts, until), dict[str, Any]()
-        self._hosts.clear()  # an actor that is known may have ended, and another one be there
+        self._hosts.clear()  # known actors may have ended and been replaced
         for node in nodes:
             with contextlib.suppress(DeadlineExceededError):  # then its names may be left
                 actors[node] = self.host(node, until - END / 2)
@@ -311,7 +311,7 @@ class Link:
                 absent.add(calls[call])
             except ray.exceptions.RayTaskError:
                 pass
-        if not undo and (absent := absent & left):  # their actors were to be started again
+        if not undo and (absent := absent & left):  # no actor is left to remove their names
             with contextlib.suppress(DeadlineExceededError):
                 until = time.monotonic() + END / 3
                 left -= on_nodes(absent, remove_names, config, until=until).keys()
@@ -338,15 +338,15 @@ def _worker_died(losses: tuple[said.Loss, ...]) -> WorkerDiedError:
 
 
 def replace(names: list[str], groups: list[Config], until: float) -> set[str]:
-    """Remove groups, so that others can have their names and these; return the living nodes.
+    """Remove groups, so that their names and `names` are free; return the living nodes.
 
     Raises:
-        FailedPreconditionError: A living process has something of them attached, or is a chief that
-            waits for a round or has one. Nothing was removed.
+        FailedPreconditionError: A living process has a segment of one of these names attached, or
+            is a chief that waits for a round or has one. Nothing was removed.
     """
     nodes, own = living_nodes(None, until), [group.name for group in groups]
     check_unused([*dict.fromkeys([*names, *own])], own, nodes, until)
-    for group in groups:  # a chief has no segment attached
+    for group in groups:  # chiefs attach to no segment: ask the owner about them
         owner = find_actor(group.actor("owner"), until)
         with contextlib.suppress(*LOST, ray.exceptions.GetTimeoutError):
             if owner and (chiefs := ray.get(owner.do.remote("chiefs"), timeout=_CHIEFS)):

@@ -33,8 +33,8 @@ from shmacc.ray._waits import ANSWER, Wait, left_until
 _logger = logging.getLogger("shmacc")
 
 _START = 120.0  # seconds for a group to be made: for all nodes to have their segments
-_LOOK = 0.05  # seconds between two looks for a change
-_OWN = 20.0  # seconds until the copy of the chief's node is in line
+_LOOK = 0.05  # seconds between two checks whether the hosts are ready
+_OWN = 20.0  # seconds until the copy of the chief's node has the group's last change
 
 
 def make(
@@ -46,9 +46,9 @@ def make(
     shards: int | None,
     timing: Timing | None,
 ) -> Link:
-    """Make a group, or find the one of its name; return when each living node has its segment.
+    """Make a group, or find the cluster's group of this name; return its link.
 
-    With parameters each node has its copy then, too.
+    By then each living node has its segment and, with parameters, its copy.
     """
     until = time.monotonic() + _START
     check_connected(until)
@@ -81,7 +81,7 @@ def make(
         if copy is not None and theirs:
             best = _best_copy(link, theirs, refuses_others=copy.if_exists == "error")
         if is_new:
-            _check_alone(config, until)  # of groups made at once none may begin beside another
+            _check_alone(config, until)  # again: another chief may have made a group meanwhile
         link.call("begin")
         if params is not None:
             _begin_line(link, params, best, until)
@@ -96,7 +96,7 @@ def make(
 
 
 def _joined(config: Config, until: float) -> Link:
-    """Return the link to a new group, or to the one of its name."""
+    """Make a group, or find the one of its name; return a link that is connected to its owner."""
     name, if_exists = config.name, config.options["if_exists"]
     taken = AlreadyExistsError(f"The cluster has a group {name!r} already")
     existing = find_config(name, until)
@@ -115,7 +115,7 @@ def _joined(config: Config, until: float) -> Link:
 
 
 def _check_alone(config: Config, until: float) -> None:
-    """Refuse parameters of another group than this one: two owners would change them."""
+    """Refuse parameters that belong to another group: two owners would change them."""
     for other in groups_of(config.parameters, until) if config.parameters else ():
         if other.name != config.name:
             raise FailedPreconditionError(
@@ -125,7 +125,7 @@ def _check_alone(config: Config, until: float) -> None:
 
 
 def _chosen_nodes(hosts: object, until: float) -> frozenset[str] | None:
-    """Return the ids of the nodes that are to take part; None: all."""
+    """Return the ids of the nodes that may take part; None: all nodes."""
     if hosts is None:
         return None
     ids = frozenset(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
@@ -138,7 +138,7 @@ def _chosen_nodes(hosts: object, until: float) -> frozenset[str] | None:
 
 
 def _check_differences(existing: Config, asked: Config) -> None:
-    """Refuse a group whose members, or lanes or capacity if given, are not those asked for."""
+    """Refuse a group with other members or parameters, or lanes or capacity if `asked` has them."""
     pairs: list[tuple[str, object, object]] = [
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))
         for name in sorted(existing.members.keys() | asked.members.keys())
@@ -158,13 +158,13 @@ def _check_differences(existing: Config, asked: Config) -> None:
 def _wait_for_hosts(
     link: Link, nodes: set[str], until: float, *, is_new: bool, begun: bool
 ) -> dict[str, Copy | None]:
-    """Wait for the segments of nodes, but not of nodes that meanwhile turn out to be dead.
+    """Wait for the segments of these nodes, but not of nodes that turn out to be dead.
 
     Before the group has `begun`, nodes change nothing: wait until they can have a segment, and
-    return what copies of the parameters they have; nothing if another chief has begun the group.
+    return their copies of the parameters; return {} if another chief has begun the group.
 
-    An existing group goes on without other nodes that have a problem. Ray needs 12 to 17 s to see
-    that a node is dead.
+    An existing group goes on without a node that has a problem, except for this chief's node. Ray
+    needs 12 to 17 s to see that a node is dead.
     """
     name = link.name
     while True:
@@ -195,13 +195,13 @@ def _wait_for_hosts(
 
 
 def _best_copy(link: Link, found: Mapping[str, Copy | None], *, refuses_others: bool) -> str:
-    """Return the node with the copy that a new group goes on with: the furthest; else this node.
+    """Return the node with the furthest copy, which a new group goes on with; else this node.
 
     Of copies that groups have changed, only the latest count: the owner will learn one of these.
 
     Args:
-        link: The group's.
-        found: What each node has.
+        link: The link to the group.
+        found: Each node's copy (None: it has none).
         refuses_others: Whether to refuse a copy of another node.
 
     Raises:
@@ -236,9 +236,9 @@ def _best_copy(link: Link, found: Mapping[str, Copy | None], *, refuses_others: 
 
 
 def _begin_line(link: Link, params: Parameters, best: str, until: float) -> None:
-    """Make the copy of the `best` node, or else this node's, the first of a new line.
+    """Begin a new line of changes with the copy of the `best` node, or if it is "", of this node.
 
-    Nothing is to be done if the owner has learned a line that has this copy.
+    Do nothing if the owner has learned a line from copies like this one (_multihost/copies.py).
 
     Raises:
         DeadlineExceededError: Not all nodes have answered the owner.
@@ -253,7 +253,7 @@ def _begin_line(link: Link, params: Parameters, best: str, until: float) -> None
 
 
 def _wait_for_own_copy(link: Link, params: Parameters, until: float) -> None:
-    """Wait until this chief's copy is in line: so it is the one that its node's actor changes.
+    """Wait for the group's first change in this chief's copy: it shows that the actor uses it.
 
     Raises:
         FailedPreconditionError: The actor changes an earlier copy, whose name was removed.

@@ -1,9 +1,9 @@
-"""What a group has in a node's shared memory: its segment, its copy of the parameters, counters.
+"""A group's shared memory on a node: its segment, its copy of the parameters, its counters.
 
 All of it outlives the node's actor, and the next actor goes on with it. The counters are shared
-arrays, ``<name>.forwarder``, which ``shmacc-inspect show`` shows. They also say whose the segment
-is, and which terms of owners the node has answered (`promise`): no later actor follows an earlier
-owner.
+arrays, ``<name>.forwarder``, which ``shmacc-inspect show`` shows. They also say which group has
+made the segment, and the highest term of an owner that the node has answered (`promise`): so no
+later actor follows an earlier owner.
 """
 
 import contextlib
@@ -23,47 +23,47 @@ COUNTERS = (
     "group",  # the number of the segment's group
     "copy",  # the number of the group that the copy of the parameters belongs to
     "promise",  # the highest term of an owner that this node has answered
-    "copies",  # how many nodes had the last change when this one made it
+    "copies",  # how many nodes had the last change when this node made it
     "starts",  # forwarders started on this node
-    "reports",  # sent to the owner
-    "orders",  # received from the owner
+    "reports",  # reports sent to the owner
+    "orders",  # orders received from the owner
     "step",  # the owner's step in the last order
-    "seals",  # how often the segment was sealed for a grant
+    "seals",  # how often the segment was held for a grant
     "batches",  # batches shipped
-    "gradients",  # in these batches
-    "bytes",  # in these batches
+    "gradients",  # gradients in these batches
+    "bytes",  # bytes in these batches
     "resent",  # pieces sent again, since their shard was lost
-    "followed",  # updates that other nodes had made without this one
+    "followed",  # updates that this node had missed, and got from other nodes
     "copied",  # whole copies of the parameters that it got from other nodes
     "rounds",  # rounds that consumed these batches
     "resets",  # how often the segment was emptied without a round of this host
     "deaths",  # workers that died or failed
-    "refused",  # forwarders that were told of a later one, and ended
+    "refused",  # forwarders that ended since the owner knew a later forwarder
 )
 
 _STORE = "/dev/shm/plasma"  # noqa: S108  the prefix of the files' names
 _BLOCK = 512  # bytes in a block of stat
-_LEAST = 4 << 20  # bytes that are kept in any case
+_LEAST = 4 << 20  # bytes that a segment leaves free in any case
 
 
 class ObjectStore:
-    """Ray's object store on this node, that of the raylet that has started this process.
+    """Ray's object store on this node: the store of the raylet that has started this process.
 
-    The store is one file there, as large as the store may become. The raylet makes it when it
-    starts, and unlinks it at once. Its pages are taken when objects are first written to them,
-    and stay. If there is no memory for a page by then, a bus error ends the process that
-    writes: the one that puts an object, or the raylet, and with it the node, if the object
-    comes from another node. So a group's segment leaves room for all pages that the file does
-    not have yet (`_core.Handle.keep_free`). When a page is taken between two looks, the free
-    memory shrinks before the kept memory does: the segment leaves too much for a moment, and
-    never too little. With ``RAY_preallocate_plasma_memory=1`` the file has all its pages. Even
-    then a little is kept free, so that a worker that is ahead of the rounds waits for room: a
-    full /dev/shm would be an error.
+    The store is one file in /dev/shm, as large as the store may become. The raylet makes the file
+    when it starts, and unlinks it at once. The file gets a page of memory when an object is first
+    written there, and keeps it. If /dev/shm has no memory left for the page, a bus error kills the
+    process that writes: the process that puts an object, or for an object from another node the
+    raylet, and with it the node. So a group's segment leaves room for all pages that the file does
+    not have yet (`_core.Handle.keep_free`). If the file gets a page between two calls of `room`,
+    free memory shrinks before the result does: so the segment may leave too much for a moment,
+    never too little. With ``RAY_preallocate_plasma_memory=1`` the file has all its pages. Even then
+    a little is kept free: so a worker that is ahead of the rounds waits for room, instead of
+    failing on a full /dev/shm.
     """
 
     def __init__(self) -> None:
         self._files: list[Path] = []
-        with contextlib.suppress(OSError):  # another user's raylet: its files are unknown
+        with contextlib.suppress(OSError):  # it is another user's raylet
             for link in Path(f"/proc/{os.getppid()}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(link.readlink()).startswith(_STORE):
@@ -80,13 +80,13 @@ class ObjectStore:
 
 
 class Memory:
-    """What a group has in a node's shared memory.
+    """A group's segment, copy of the parameters, and counters in a node's shared memory.
 
-    Without parameters the segment is made at once. With parameters a new segment is made when the
-    copy is right (`LocalSegment.reset`): a worker that finds it finds the parameters of its step.
+    Without parameters the segment is made at once. With parameters a new segment is made once the
+    copy is right (`LocalSegment.reset`): so a worker never finds a segment without its parameters.
 
     Raises:
-        InvalidArgumentError: What is there from earlier differs. Everything stays as it was.
+        InvalidArgumentError: An existing segment or copy differs; nothing has been changed.
         Everything else as for the constructors of groups and parameters.
     """
 
@@ -122,7 +122,7 @@ class Memory:
             raise
 
     def _earlier(self) -> tuple[bool, dict[str, np.int64]]:
-        """Return whether an earlier actor of this group was here, and what the node has to keep."""
+        """Return whether an earlier actor of this group was here, and the counters to keep."""
         try:
             with SharedArrays.attach(counters_of(self._config.name)) as found:
                 numbers = {int(found["group"]), int(found["copy"])}
@@ -132,7 +132,7 @@ class Memory:
             return False, {}
 
     def _is_there(self) -> bool:
-        """Whether the node has a segment that the group goes on with."""
+        """Whether the node has a segment that the group can go on with."""
         is_earlier = self.counters["group"] != self._config.number
         if is_earlier and self._config.options.get("if_exists") == "replace":
             return False
@@ -141,11 +141,11 @@ class Memory:
         except NotFoundError:
             return False
         except ShmaccError:
-            return True  # making it says what is wrong
+            return True  # `_make` will raise what is wrong
         return True
 
     def _make(self) -> HostGroup:
-        """Make the segment, or go on with that of an earlier forwarder of the same group."""
+        """Make the segment, or attach to the segment that an earlier forwarder has made."""
         config, options = self._config, dict(self._config.options)
         is_ours = bool(self.counters["group"] == config.number)
         self._made = not self._is_there()
@@ -160,21 +160,21 @@ class Memory:
             )
         if not is_ours and not group.running:  # an earlier run finished it
             LocalSegment(group, Plan(config.members, config.shards)).reset(group.global_step)
-        group.handle.keep_free(self._store.room())  # there may be no owner for long
+        group.handle.keep_free(self._store.room())  # at once: the first order may take long
         self.counters["group"][...] = config.number  # last: now the segment is this group's
         return group
 
     def end(self, *, undo: bool = False) -> None:
-        """Finish the segment, and remove its name and the counters': nobody will take from it.
+        """Finish the segment; remove its name, and the name of the counters.
 
         Args:
-            undo: Whether the group was not made after all: what was there before stays, and a copy
-                that was made for it goes, too.
+            undo: Whether the group could not be made. Then what existed before it stays, and a copy
+                of the parameters that was made for it is removed, too.
         """
         if self.segment.exists and (self._made or not undo):
             self.segment.group.finish()
             self.segment.group.unlink()
-        if not (undo and self._was_there):  # counters of before have a promise to keep
+        if not (undo and self._was_there):  # earlier counters have a `promise` that must stay
             self.counters.unlink()
         if self.copy is not None:
             self.copy.end(undo=undo)

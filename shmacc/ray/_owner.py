@@ -24,8 +24,8 @@ from shmacc.ray._parts import DIED, LOST, Config, HostState, State, make_actor, 
 _LOOK_FOR_NODES = 2.0
 _AGAIN = 0.2  # seconds until a host actor that has ended is started again
 _AT_MOST = 30.0  # the longest such pause, if actors end again and again
-_UNHEARD = 5.0  # after this many seconds an actor that does not answer a new owner is ended
-_SERVED = 10.0  # after this many seconds of service the pause is short again
+_UNHEARD = 5.0  # seconds until an actor that does not answer a new owner is killed
+_SERVED = 10.0  # if an actor has served this many seconds, the next pause is short again
 
 _logger = logging.getLogger("shmacc")
 
@@ -47,14 +47,14 @@ class OwnerActor:
             term, given, config.timing, config.shards, copies=copies, home=home, shown=shown
         )
         self._actors: dict[str, Any] = {}  # by node; nobody else gets these handles
-        self._unheard: dict[str, float] = {}  # since when a node that must answer has not
+        self._unheard: dict[str, float] = {}  # nodes that must answer, and since when they do not
         self._changed = asyncio.Event()
-        self._serial = self._core.serial  # the core's, when `_changed` was last set
+        self._serial = self._core.serial  # the core's serial when `_changed` was last set
         self._tasks: list[asyncio.Task[None]] = []
-        self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # makes them
-        self._problems: dict[str, str] = {}  # from node to why it has no part in the group
+        self._pool = ThreadPoolExecutor(thread_name_prefix="shmacc actors")  # makes actors
+        self._problems: dict[str, str] = {}  # by node: why it cannot take part in the group
         self._since: dict[str, float] = {}  # when each node was first seen alive
-        self._checked: dict[str, Copy | None] = {}  # what nodes have that can take part
+        self._checked: dict[str, Copy | None] = {}  # the copies of nodes that can take part
         self._stopped = False
         self._begun = asyncio.Event()
         if step is None:
@@ -71,7 +71,7 @@ class OwnerActor:
     # Forwarders
 
     async def enrol(self, host: str, copy: Copy | None) -> int:
-        """See `OwnerCore.enrol`. Waits for `begin`: until then no node changes what it has."""
+        """Wait for `begin`, then enrol the forwarder: until then it changes nothing on its node."""
         self._start()
         self._checked[host] = copy
         await self._begun.wait()
@@ -83,7 +83,7 @@ class OwnerActor:
         return incarnation
 
     async def report(self, report: Report, serial: int) -> Order:
-        """Process a report; wait for an order newer than number `serial`, and return it."""
+        """Process a report; return the host's order once it differs from the one of `serial`."""
         self._core.report(report, time.monotonic())
         self._wake()
         if self._core.has_resigned:
@@ -98,8 +98,8 @@ class OwnerActor:
     async def do(self, method: str, *args: Any, wait: float = 0.0, **options: Any) -> Any:
         """Call a method of the core with the present time; wake calls that wait.
 
-        While the answer says that the chief must wait, and for at most `wait` seconds, the method
-        is called again when something has changed. So each of these methods may be repeated.
+        If the answer says that the chief must wait, the method is called again at each change, for
+        at most `wait` seconds. Only methods that may be repeated are called in this way.
         """
 
         def answer() -> Any:
@@ -118,24 +118,24 @@ class OwnerActor:
         return None if self._begun.is_set() else self._checked
 
     async def begin(self) -> None:
-        """Begin, unless this has been done: the nodes have been checked."""
+        """Let forwarders enrol, since all nodes have been checked."""
         self._begun.set()
 
     async def running(self) -> bool:
         return not self._core.finished
 
     async def living(self) -> tuple[int | None, Fence, list[str]]:
-        """Return the step, if it is known, the fence, and the hosts that are alive.
+        """Return the step, if it is known, the fence, and the names of the living hosts.
 
-        No handles of their actors: a process that gets one for the first time asks Ray's head about
-        it inside `ray.get`, which then waits for the head and ends by no timeout.
+        It returns no handles of actors: a process that gets a new handle asks Ray's head about it
+        inside `ray.get`, which then waits for the head without a timeout.
         """
         self._core.tick(time.monotonic())
         alive = [name for name, (lives, *_) in self._core.hosts().items() if lives]
         return self._step(), self._core.fence, alive
 
     async def lost(self) -> frozenset[str]:
-        """Return the hosts that are lost, and nodes that this owner has not heard of in time."""
+        """Return the lost hosts, and the living nodes that have not reported within the lease."""
         now = time.monotonic()
         self._core.tick(now)
         unheard = self._since.keys() - self._core.hosts().keys()
@@ -158,16 +158,16 @@ class OwnerActor:
         return self._core.step if self._core.is_ready else None
 
     async def stop(self) -> frozenset[str]:
-        """Stop the tasks that start actors again: the group is about to be removed.
+        """Stop the tasks that restart actors, since the group is about to be removed.
 
         Returns:
-            The nodes whose actors failed, so that they have no part in the group.
+            The nodes that take no part in the group, since their actors failed.
         """
         self._stopped = True
         self._begun.set()
         for task in self._tasks:
             task.cancel()
-        await asyncio.to_thread(self._pool.shutdown)  # nobody would end an actor made later
+        await asyncio.to_thread(self._pool.shutdown)  # an actor made later would never end
         return frozenset(self._problems)
 
     # Background tasks
@@ -185,7 +185,7 @@ class OwnerActor:
             await self._next_change(self._core.next_time(now) - now)
 
     async def _tend(self) -> None:
-        """Give each living node its actor, also nodes that join later."""
+        """Keep an actor running on each living node, including nodes that join later."""
         kept: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
@@ -212,7 +212,7 @@ class OwnerActor:
                 task.cancel()
 
     def _end_unheard(self, now: float) -> None:
-        """End actors of nodes that do not answer a new owner, which waits for them."""
+        """Kill actors that do not answer this new owner, which needs an answer of every node."""
         unanswered = self._core.unanswered()
         self._unheard = {node: self._unheard.get(node, now) for node in unanswered}
         for node, since in self._unheard.items():
@@ -234,8 +234,8 @@ class OwnerActor:
             except ray.exceptions.RayTaskError as error:
                 self._leave_out(node, f"{type(error.cause).__name__}: {error.cause}")
                 await asyncio.to_thread(kill, actor)
-            # Its process has died; or Ray did not place it, since some node was not known; or Ray's
-            # head is away. ValueError: an actor of this name ended just now.
+            # The actor's process has died, or Ray did not place the actor, since it did not know a
+            # node; or Ray's head is away. ValueError: an actor of this name is just ending.
             except (*LOST, ValueError, DeadlineExceededError) as error:
                 enrolled = node in self._checked or not isinstance(error, DIED)
             except Exception:
@@ -243,7 +243,7 @@ class OwnerActor:
             pause = _AGAIN if time.monotonic() - began > _SERVED else min(2 * pause, _AT_MOST)
             if not enrolled and (why := await asyncio.to_thread(why_not, node)):
                 self._leave_out(node, why)
-                pause = _AT_MOST  # each actor that dies there is a page of Ray's output
+                pause = _AT_MOST  # Ray prints a page for each actor that dies there
             await asyncio.sleep(pause)
 
     def _leave_out(self, node: str, problem: str) -> None:
@@ -251,7 +251,7 @@ class OwnerActor:
         _logger.warning("Node %s has no part in the group: %s", shown(node), problem)
 
     def _make(self, node: str) -> Any:
-        """Make the actor of a node, or find the one that an earlier owner has made."""
+        """Make the actor of a node, or find the actor that an earlier owner has made there."""
         kind = ray.remote(concurrency_groups=CONCURRENCY)(HostActor)
         given = self._config.actor(f"host {node}"), node, self._config, node
         return make_actor(kind, *given, max_concurrency=4)  # `serve` takes one of the four
@@ -259,10 +259,9 @@ class OwnerActor:
     # Calls that wait
 
     def _wake(self) -> None:
-        """Let waiting calls look again, if orders or answers have changed.
+        """Wake the waiting calls, if orders or answers have changed.
 
-        A report that changes nothing wakes nobody: otherwise each report would wake the calls of
-        all hosts, which wait here.
+        A call of every host waits here: so a report that changes nothing must not wake them.
         """
         if self._serial != self._core.serial:
             self._serial = self._core.serial

@@ -1,7 +1,7 @@
 """Parameters with a copy on every node, which all get the same updates.
 
-The chief's `update` goes to the group's owner, which has all nodes get it, and then make it
-(`shmacc._multihost.copies`). No process writes the chief's copy but the actor of its node.
+The chief passes its update to the group's owner. The owner lets all nodes first get it, then make
+it (`shmacc._multihost.copies`). Only the node's actor changes a copy, even on the chief's node.
 """
 
 import contextlib
@@ -39,21 +39,21 @@ from shmacc.ray._parts import CopyConfig, Source, check_connected, on_nodes
 from shmacc.ray._round import OPEN, Round, resume
 from shmacc.ray._waits import ANSWER, PATIENCE, Wait
 
-_LOOK = 0.02  # seconds between two looks at this node's copy
+_LOOK = 0.02  # seconds between two checks of this node's copy
 _REMOVAL = 30.0  # seconds for nodes to remove their copies' names
-_NO_NAME = 1, 1  # no owner gives an update this name: the terms of owners are times
-_SAME_POWER = -0.5  # of FTRL: other powers differ in last bits from processor to processor
+_NO_NAME = 1, 1  # no owner names an update like this: the terms of owners are times
+_SAME_POWER = -0.5  # of FTRL: with other powers, processors differ in the last bits
 
 
 class Parameters(LocalParameters):
     """Named arrays and tables that only updates change, with a copy on every node.
 
-    For the chief; workers attach to `shmacc.Parameters` of this name on their own node. They belong
-    to the `AccumulatorGroup` that is made of their `member_specs`, and reach all nodes of it.
+    Chiefs use this class. Workers attach to `shmacc.Parameters` of this name on their own node.
+    The `AccumulatorGroup` that is made from `member_specs` makes the copies on its nodes.
 
-    Everything is as for `shmacc.Parameters`, except for what is said here. An update that has been
-    told to the chief is kept as long as one node lives that has it. Its round is never given up: if
-    the chief dies afterwards, or raises, the owner ends the round.
+    Everything that is not said here is as for `shmacc.Parameters`. After `update` has returned, the
+    update is kept as long as a node lives that has it, and its round is never given up: if the
+    chief then dies or raises, the owner ends the round.
     """
 
     _how: tuple[int | None, Owners, IfExists, int | None] = None, "mine", "attach", None
@@ -71,26 +71,26 @@ class Parameters(LocalParameters):
         keep: int | None = None,
         unlink_on_close: bool = False,
     ) -> None:
-        """Create this node's copy, or attach to it. The group makes those of the other nodes.
+        """Create this node's copy, or attach to it. The group makes the copies of other nodes.
 
-        If a node has a copy from earlier, the group goes on with the furthest one, and `contents`
-        are what there is to agree with, as on one host. A warning (logger ``shmacc``) says which,
-        and which it replaces.
+        If nodes have copies from an earlier run, the group goes on with the furthest copy, and
+        `contents` only say what it must agree with, as on one host. A warning (logger ``shmacc``)
+        says which copy that is, and which copies it replaces.
 
         Args:
             contents: As for ``shmacc.Parameters``.
-            shared_name: As there, but not None: workers attach to it.
-            optimizer: As there; of `Ftrl` only with the ``learning_rate_power`` -0.5, since other
-                powers differ in last bits from processor to processor.
-            mode: As there.
-            owners: As there.
-            if_exists: As there, on every node, though the group's constructor raises what "error"
-                finds on others. "replace" also removes an earlier group that belongs to parameters
-                of this name; nothing is removed while a living process has anything of it attached,
-                or a chief waits for a round.
-            keep: The most bytes of the last updates that each node keeps in Ray's object store, for
-                nodes that have missed them: others get a whole copy, and rounds wait meanwhile.
-                None, and at most: a quarter of the copy's bytes.
+            shared_name: As for ``shmacc.Parameters``, but not None: workers attach to it.
+            optimizer: As for ``shmacc.Parameters``, but `Ftrl` only with the
+                ``learning_rate_power`` -0.5: processors differ in the last bits of other powers.
+            mode: As for ``shmacc.Parameters``.
+            owners: As for ``shmacc.Parameters``.
+            if_exists: As for ``shmacc.Parameters``, on every node. With "error", the group's
+                constructor raises if another node has a copy. "replace" also removes an earlier
+                group of parameters with this name. It removes nothing while a living process has a
+                part of that group attached, or a chief waits for a round.
+            keep: The most bytes of updates that each node keeps in Ray's object store for nodes
+                that have missed them. A node that has missed more gets a whole copy, while rounds
+                wait. None, and the most: a quarter of the copy's bytes.
             unlink_on_close: Whether `close` removes the copies of all nodes.
 
         Raises:
@@ -115,7 +115,7 @@ class Parameters(LocalParameters):
     def _open(
         self, members: Any, shared_name: Any, options: Options, *args: Any, **of: Any
     ) -> None:
-        """As on one host; "replace" removes what all nodes have, once everything is checked."""
+        """Open as on one host, after the checks; "replace" first removes group and copies."""
         if options.if_exists == "replace":
             until = time.monotonic() + PATIENCE
             nodes = replace([shared_name], groups_of(shared_name, until), until)
@@ -132,14 +132,14 @@ class Parameters(LocalParameters):
             ).with_fields(**error.__dict__) from None
 
     def member_specs(self, sparse: Any = ()) -> dict[str, TensorSpec]:
-        """As for ``shmacc.Parameters``; a group of ``shmacc.ray`` then belongs to these."""
+        """Return the specs as ``shmacc.Parameters`` does, for a group of ``shmacc.ray``."""
         specs = super().member_specs(sparse)
         _MADE[self._token] = self
         OVER_HOSTS.add(self._token)
         return specs
 
     def copy_config(self) -> CopyConfig:
-        """Return what every node's copy is like."""
+        """Return all that a node's actor needs to make a copy like this one."""
         home = ray.get_runtime_context().get_node_id()
         return CopyConfig(self.shared_name, copies.recipe(self), home, *self._how)
 
@@ -163,24 +163,24 @@ class Parameters(LocalParameters):
             self, found.means, found.step, asked, rates, timeout, members=found.members
         )
         checked = copies.look(self, timeout).lineage
-        try:  # check the update here: so the owner need not wait until this node's actor has
+        try:  # check the update here, so that the owner need not wait for this node's actor
             copies.make(self, update, _NO_NAME, checked, timeout, only_check=True)
         except FailedPreconditionError:
-            pass  # the copy has changed meanwhile: the owner decides what becomes of the update
+            pass  # the copy has changed meanwhile: the owner accepts or refuses the update
         except (InvalidArgumentError, ResourceExhaustedError) as error:
             raise _refusal(Refused(link.here, error)) from None
-        block.kept = ray.put(update)  # late nodes can get it until the end of the block
+        block.kept = ray.put(update)  # keep the reference: late nodes get it until the block ends
         block.updated = True
         try:
             given = block.ticket, Source(block.kept), update.size
             refused = _change(link, "update", *given, wait=wait, block=block, checked=checked)
         except DeadlineExceededError:
-            block.updated = False  # the update was dropped: the round is as before
+            block.updated = False  # the update was dropped: the round is unchanged
             raise
         if refused is not None:
             block.updated = refused.committed
             raise _refusal(refused)
-        # If an owner has died, this node may still have to get another node's copy.
+        # If an owner has died meanwhile, this node may still have to get another node's copy.
         while self.step <= block.taken.step:
             if wait.is_over():
                 raise FailedPreconditionError(
@@ -192,20 +192,20 @@ class Parameters(LocalParameters):
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
         """Replace everything, on every node, by a result of `state` of these or equal parameters.
 
-        A change of its own, between two rounds. The step goes up, also if the state's is lower: so
-        gradients that are computed from what was there are stale everywhere. What a schedule needs
-        belongs in an array.
+        This is a change between two rounds. The step goes up even if the saved state has a lower
+        step: so gradients computed from the replaced parameters are stale everywhere. So a schedule
+        should count in an array, and not rely on the step.
 
         Args:
             state: As for ``shmacc.Parameters``.
             timeout: Seconds to wait for the end of a round, and for the nodes; None: for ever.
 
         Raises:
-            FailedPreconditionError: This process has no group of ``shmacc.ray`` of these
-                parameters; or it has a round of it open.
-            InvalidArgumentError, ResourceExhaustedError: As there; nothing was changed.
+            FailedPreconditionError: This process has no group of ``shmacc.ray`` for these
+                parameters; or it has a round of the group open.
+            InvalidArgumentError, ResourceExhaustedError: As on one host; nothing was changed.
             DeadlineExceededError: The timeout passed; nothing was changed. But if the owner or this
-                node does not answer (see the message), others may make the change, now or later.
+                node does not answer (see the message), other nodes may make the change later.
             OutOfRangeError: The step is 2**63 - 1 and cannot go up.
         """
         wait = Wait(arguments.timeout(timeout))
@@ -228,10 +228,9 @@ class Parameters(LocalParameters):
         )
 
     def unlink(self) -> None:
-        """Remove the copies' names on all nodes; also after `close`. The copies stay in use.
+        """Remove the copies' names on all nodes, even after `close`. Attached processes keep them.
 
-        A node that cannot be reached within 30 s keeps its name: a warning (logger ``shmacc``) says
-        so.
+        A node that cannot be reached within 30 s keeps its name; logger ``shmacc`` warns of this.
         """
         until = time.monotonic() + _REMOVAL
         _unlink_on(self.shared_name, living_nodes(None, until), until)
@@ -246,11 +245,11 @@ class Parameters(LocalParameters):
 
 
 _MADE: "weakref.WeakValueDictionary[int, Parameters]" = weakref.WeakValueDictionary()
-"""The parameters of this process from which groups may be made, by token."""
+"""This process's parameters over hosts, by the token in the specs that they gave to groups."""
 
 
 def parameters_of(members: Mapping[str, TensorSpec]) -> Parameters | None:
-    """Return the parameters over hosts whose member specs these are; None: no spec has any."""
+    """Return the parameters over hosts that made these member specs; None: none made them."""
     tokens = {spec.parameters[0] for spec in members.values() if spec.parameters is not None}
     found = next((made for token in tokens if (made := _MADE.get(token)) is not None), None)
     if tokens and found is None:
@@ -262,7 +261,7 @@ def parameters_of(members: Mapping[str, TensorSpec]) -> Parameters | None:
 
 
 def _refusal(refused: Refused) -> Exception:
-    """Return a node's error, with its name."""
+    """Return the error of a node that refused a change, with the node's name in the message."""
     kind = type(refused.error) if isinstance(refused.error, ShmaccError) else RuntimeError
     return kind(f"Node {shown(refused.host)} cannot make the change: {refused.error}")
 
@@ -270,7 +269,7 @@ def _refusal(refused: Refused) -> Exception:
 def replace_copies(
     link: Link, state: Mapping[str, ValueArray], wait: Wait, *, only_first: bool
 ) -> None:
-    """Replace the copies of all nodes by a state; with `only_first` unless one has a copy."""
+    """Replace the copies of all nodes by a state; with `only_first`, only if no node has one."""
     arrays = {name: np.asarray(values) for name, values in state.items()}
     size = sum(values.nbytes for values in arrays.values())
     kept = ray.put(arrays)  # keep the reference until all nodes have the state
@@ -283,16 +282,16 @@ def replace_copies(
 def _change(
     link: Link, method: str, *given: Any, wait: Wait, block: Round | None = None, **options: Any
 ) -> Refused | None:
-    """Have the owner change all copies; return once all living nodes have the change.
+    """Have the owner change all copies; return once all living nodes have made the change.
 
-    If the owner dies, the next one goes on with the block, if there is one.
+    If the owner dies, its successor goes on with `block`, if there is one.
 
     Returns:
-        Why a node cannot make the change.
+        None; or if a node cannot make the change, its refusal.
 
     Raises:
         DeadlineExceededError: The timeout passed; nothing was changed.
-        FailedPreconditionError: The round has ended, or the owner has died: the change may be made.
+        FailedPreconditionError: The round has ended, or the owner has died. The change may be made.
     """
     call = uuid.uuid4().hex
     if wait.is_over():
@@ -308,7 +307,7 @@ def _change(
             raise
         if isinstance(answer, Staging) and wait.is_over():
             answer = _withdrawn(link, call, answer.late)
-            wait = Wait(PATIENCE)  # the change is made now, by nodes that have got it already
+            wait = Wait(PATIENCE)  # it is committed: nodes that have got it will make it
         if isinstance(answer, Ended) and block is not None:
             answer = resume(block, wait)  # the owner that had the change may have died
         match answer:
@@ -327,9 +326,9 @@ def _change(
 
 
 def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
-    """Withdraw a change at the end of the timeout; return the answer to its call if it is made.
+    """Withdraw a change at its timeout, or if it is committed already, return the owner's answer.
 
-    If the chief's own node is the only one that does not make it now, the answer is a refusal.
+    If only the chief's own node does not make the change now, return a refusal.
     """
     answer = link.call("do", "withdraw", call, until=time.monotonic() + ANSWER)
     if not isinstance(answer, Staging | Told):

@@ -33,22 +33,22 @@ _LOADED = 30.0  # seconds for a node to load the library
 
 
 def namespace_of(run: str) -> str:
-    """Return Ray's namespace of a run's actors; has nothing to do with SHMACC_NAMESPACE."""
+    """Return the Ray namespace of a run's actors, which is unrelated to SHMACC_NAMESPACE."""
     return f"shmacc.{run}" if run else "shmacc"
 
 
 NAMESPACE = namespace_of(os.environ.get(RUN_VARIABLE, "").partition("/")[0])
-"""Ray's namespace of the actors that this process makes or looks for."""
+"""The Ray namespace of the actors that this process makes or looks for."""
 
 _BY_CLIENT = (
     "Ray Client (ray://) connects a process that may be outside of the cluster, and shmacc.ray "
     "needs the shared memory of a node: run the program on a node, or by `ray job submit`"
 )
 
-_namespaces: dict[str, str | None] = {}  # those of nodes, as far as this process has asked
+_namespaces: dict[str, str | None] = {}  # by node: its SHMACC_NAMESPACE, once it has answered
 
 DIED = ray.exceptions.ActorDiedError, ray.exceptions.OutOfMemoryError
-"""What a call raises if its actor has died; OutOfMemoryError: Ray's memory monitor killed it."""
+"""Errors of a call whose actor has died; OutOfMemoryError: Ray's memory monitor killed it."""
 
 LOST = (
     *DIED,
@@ -56,14 +56,14 @@ LOST = (
     ray.exceptions.ObjectLostError,
     ray.exceptions.ActorUnschedulableError,
 )
-"""What a call raises if its actor has died, is out of reach, or never got a place on its node."""
+"""Errors of a call whose actor has died, is out of reach, or was never placed on its node."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a node gets a change from.
+    """The reference by which a node gets a change.
 
-    Ray would fetch a bare reference, as an argument of the owner's call, before it makes the call.
+    Were the bare reference an argument of the owner's call, Ray would first fetch the change there.
     """
 
     ref: Any  # Ray's reference to the change
@@ -71,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True)
 class CopyConfig:
-    """What every node's copy of the parameters is like."""
+    """All that a node's actor needs to make its copy of the parameters."""
 
     name: str  # its shared_name
     recipe: Recipe  # its arrays and tables
@@ -79,7 +79,7 @@ class CopyConfig:
     mode: int | None
     owners: Owners
     if_exists: IfExists  # what to do with copies that other nodes have from earlier
-    keep: int | None = None  # bytes of updates that each node keeps for others; None: the most
+    keep: int | None = None  # bytes of updates that a node keeps; None: a quarter of the copy
 
     def options(self, if_exists: IfExists) -> Options:
         return Options(
@@ -89,16 +89,16 @@ class CopyConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All that the parts of a group must know, as the first chief gave it."""
+    """The arguments of a group, from the chief that made it. All parts of the group have them."""
 
     name: str  # the group's shared_name
     members: dict[str, TensorSpec]
     reduction: str  # of members without their own
     options: dict[str, Any]  # for the segments: mode, owners, if_exists, lanes, capacity
-    shards: int  # how many there are
+    shards: int  # the number of shards
     hosts: frozenset[str] | None  # the ids of the nodes that take part; None: all
     timing: Timing
-    number: int  # unique; a segment that has it is this group's
+    number: int  # unique; a segment with this number belongs to this group
     copy: CopyConfig | None = None  # the parameters that the group belongs to; None: it has none
     version: tuple[str, int] = VERSION  # the chief's
 
@@ -112,12 +112,12 @@ class Config:
 
 
 def counters_of(name: str) -> str:
-    """Return the shared_name of a group's counters on its node."""
+    """Return the shared_name of a group's counters on each node."""
     return f"{name}.forwarder"
 
 
 def remove_names(config: Config) -> None:
-    """Remove what an ended actor of this group has left on this node, and nothing of others."""
+    """Remove the names that an ended actor of this group has left here; spare other groups."""
     name = config.name
     with (
         contextlib.suppress(NotFoundError),
@@ -135,9 +135,9 @@ def remove_names(config: Config) -> None:
 
 
 def find(config: Config, part: str) -> Any | None:
-    """Return the handle of an actor; None: there is none now, or Ray's head does not say at once.
+    """Return the handle of an actor; None: there is none now, or Ray's head is too slow to answer.
 
-    For callers that look again: a forwarder, whose thread must not wait, and a chief in a round.
+    For callers that ask again later: a forwarder, whose thread must not wait, and a chief's round.
     """
     try:
         return find_actor(config.actor(part), -math.inf, late=True)
@@ -150,7 +150,7 @@ def find_actor(
 ) -> Any | None:
     """Return the handle of an actor of that name; None: there is none now.
 
-    `until` and `late` are as for `answer_of_head`; a moment is waited in any case.
+    `until` and `late` are as for `answer_of_head`, but this waits at least for a moment.
     """
 
     def ask() -> Any | None:
@@ -173,7 +173,7 @@ def make_actor(
     lifetime: str = "detached",
     **options: Any,
 ) -> Any:
-    """Make an actor on a node, or find the one of that name, which need not be on this node.
+    """Make an actor on a node, or find an actor of that name, which may be on another node.
 
     If Ray's head has not answered by `until`, the actor may still be made.
     """
@@ -194,11 +194,11 @@ def on_nodes(
 ) -> dict[str, Any]:
     """Call a function in a task on each of these nodes; return the answers, by node.
 
-    Nodes that have not answered by `until`, or are lost, are left out.
+    The result lacks nodes that were lost or did not answer by `until`.
     """
 
     def ask() -> dict[Any, str]:
-        """Start the tasks: Ray asks its head about a function that is new to it."""
+        """Start the tasks; if the function is new to Ray, this asks Ray's head about it."""
         kind = ray.remote(num_cpus=0)(function)
         on = {n: NodeAffinitySchedulingStrategy(n, soft=False) for n in nodes}
         return {kind.options(scheduling_strategy=on[n]).remote(*args): n for n in nodes}
@@ -216,12 +216,12 @@ def on_nodes(
 
 
 def connect(address: str | None = None) -> None:
-    """Connect to the cluster at this address, or at that of RAY_ADDRESS, or the one of this node.
+    """Connect to the cluster at `address`, else at RAY_ADDRESS, else to the cluster of this node.
 
-    In a process of a run over hosts, to that of the run.
+    A run over hosts sets RAY_ADDRESS in its processes to the run's cluster.
 
     Raises:
-        FailedPreconditionError: The address is that of a server of Ray Client.
+        FailedPreconditionError: The address begins with ``ray://``: it belongs to Ray Client.
     """
     if (address or os.environ.get("RAY_ADDRESS", "")).startswith("ray://"):
         raise FailedPreconditionError(_BY_CLIENT)
@@ -229,9 +229,9 @@ def connect(address: str | None = None) -> None:
 
 
 def check_connected(until: float | None = None) -> None:
-    """Refuse a process that is not connected to Ray, or whose namespace is not that of its node.
+    """Refuse a process that is not connected to Ray, or whose namespace differs from its node's.
 
-    A process of a run over hosts is connected here.
+    In a process of a run over hosts, connect it.
     """
     if not ray.is_initialized():
         if RUN_VARIABLE not in os.environ:
@@ -247,7 +247,7 @@ def check_connected(until: float | None = None) -> None:
     def ask() -> None:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(names.current_namespace).options(num_cpus=0, scheduling_strategy=here)
-        # Ray asks its head about a function that is new to it.
+        # This is in `ask`, since Ray asks its head about a function that is new to it.
         _namespaces[node] = ray.get(task.remote())
 
     if node not in _namespaces:
@@ -266,10 +266,10 @@ class HostState:
 
     Attributes:
         alive: Whether it has reported lately.
-        accumulated: How many of its gradients count.
-        problem: Why it has no part in the group; the owner tries again. Or what is wrong with its
-            copy of the parameters, such as that its name was removed.
-        step: The step of its segment; None: it has none yet.
+        accumulated: How many of its gradients the next round can have.
+        problem: Why it cannot take part in the group (the owner will try again); or what is wrong
+            with its copy of the parameters, for example that its name was removed.
+        step: The step of its segment; None: it has no segment yet.
     """
 
     alive: bool
@@ -279,11 +279,11 @@ class HostState:
 
 
 State = tuple[int | None, int, dict[str, HostState], dict[str, int]]
-"""The owner's step, if it knows one; how many gradients there are, the hosts, the counters."""
+"""The owner's step (None: not known), the number of gradients, the hosts, and the counters."""
 
 
 def check_version(expected: tuple[str, int]) -> None:
-    """Refuse a node whose library is not the one of who asks."""
+    """Refuse a node whose library's version is not the `expected` one of the caller."""
     if expected != VERSION:
         raise FailedPreconditionError(
             "it has shmacc {} with layout version {}, and {} with {} is expected".format(
@@ -293,10 +293,10 @@ def check_version(expected: tuple[str, int]) -> None:
 
 
 def why_not(node: str) -> str | None:
-    """Return why the library cannot be used on a node; None: it can, or the node does not say."""
+    """Return why the library cannot be used on a node; None: it can, or there is no answer."""
     try:
         on_nodes({node}, check_version, VERSION, until=time.monotonic() + _LOADED)
-    except Exception as error:  # noqa: BLE001  the node's
+    except Exception as error:  # noqa: BLE001  the node has raised it
         return str(error).strip().splitlines()[-1].strip()
     return None
 

@@ -1,4 +1,4 @@
-"""torch's chief over hosts: that of one host, with the group and the parameters of all nodes."""
+"""`SyncReplicas` over hosts: the chief of `shmacc.torch`, with a group and parameters on Ray."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -22,10 +22,10 @@ from shmacc.torch._updates import Atomic
 
 
 class _OfAllCopies(Atomic):
-    """Each update is one of all copies. A node's actor undoes half an update of its copy."""
+    """Updates that change the copies of all nodes. A node's actor undoes a half-done update."""
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
-        """Give tables their first rows, if this node's copy is new. The group takes it as it is."""
+        """Give tables their first rows, if this node's copy is new: the group begins with it."""
         if not copies.look(self.arrays).lineage.term:
             super().begin_with(tables)
 
@@ -38,7 +38,7 @@ class _Group(AccumulatorGroup):
 
     @property
     def is_gone(self) -> bool:
-        """Whether another chief has removed the group: its name may be that of a later training."""
+        """Whether another chief has removed the group: a later training may have its name now."""
         return self._link.is_gone
 
     def finish(self) -> None:
@@ -51,7 +51,7 @@ class _Group(AccumulatorGroup):
 
 
 class _Parameters(Parameters):
-    """Parameters that leave no name behind if they are made, and their group is not.
+    """Parameters whose name is removed if their group cannot be made.
 
     Attributes:
         group: Their group, once it is made.
@@ -69,7 +69,7 @@ class _Parameters(Parameters):
             super().unlink()
 
     def close(self) -> None:
-        """Detach; remove this node's copy if it is new and no group has got it."""
+        """Detach; remove this node's copy if it is new and no group uses it."""
         try:
             unused = self._is_new and self.group is None and not self._handle.closed
             if unused and not groups_of(self.shared_name, time.monotonic() + ANSWER):
@@ -79,7 +79,7 @@ class _Parameters(Parameters):
 
 
 class _Hosts(OneHost):
-    """All hosts of a Ray cluster."""
+    """Where training takes place: on all hosts of a Ray cluster."""
 
     def updates(self, optimizer: Any, *made: Any, **options: Any) -> Atomic:
         if optimizer is None:
@@ -103,20 +103,20 @@ class _Hosts(OneHost):
         """Do nothing: the group's owner learns the step from the copies."""
 
     def living_chiefs(self, _: str) -> list[str]:
-        return []  # the nodes' actors take segments
+        return []  # no chief takes from a segment: the nodes' actors do
 
 
 class SyncReplicas(shmacc.torch.SyncReplicas):
     """Synchronous training over many hosts: the chief's side.
 
-    As ``shmacc.torch.SyncReplicas``, with all its arguments; nothing else changes. On each node
-    `shmacc.torch.Replica` attaches to the node's own copy, and does not import Ray. Ranks are
+    It has the arguments and methods of ``shmacc.torch.SyncReplicas``. On each node,
+    `shmacc.torch.Replica` attaches to the node's own copy, and does not import Ray. Ranks must be
     unique in the cluster.
 
-    The ``optimizer`` must be given, of `shmacc.optim` or by `shmacc.torch.optimizer_of`, since each
-    node makes the update by itself: an optimizer of torch would change this process's copy alone.
-    `load_state_dict` is called outside of a block. A round that ended without an update, a void
-    step, counts in ``round_step``, and not in ``global_step``.
+    The ``optimizer`` must be given, from `shmacc.optim` or `shmacc.torch.optimizer_of`, since each
+    node makes the update by itself: torch's own optimizer would change only this process's copy.
+    Call `load_state_dict` outside of a block. A void step (it ended without an update) counts in
+    ``round_step``, but not in ``global_step``.
 
     Raises:
         InvalidArgumentError: There is no ``optimizer``.

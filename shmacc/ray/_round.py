@@ -1,4 +1,4 @@
-"""A chief's round over all hosts: asking for it, having the shards add up, ending it."""
+"""A chief's round over all hosts: ask the owner for it, have the shards add it up, end it."""
 
 import contextlib
 import threading
@@ -28,18 +28,18 @@ class Round(_core.GeneratorBlock[GroupTaken]):
     """A round over all hosts, for a ``with`` block; made by `AccumulatorGroup.round`.
 
     Entering waits for the gradients, and opens the round. The end of the block consumes them and
-    moves the step on; after an exception, neither.
+    moves the step on. If the block raises, it does neither.
 
     Entering raises
 
-    * DeadlineExceededError: The timeout passed; or the owner or a shard has not answered for a
-      second after it, and the message names it.
+    * DeadlineExceededError: The timeout passed; or the owner or a shard, which the message names,
+      did not answer within a second after the timeout.
     * WorkerDiedError: A host was lost, or a process that had applied died or failed, and
       ``on_death`` is "raise".
-    * FailedPreconditionError: The owner was started again and knows no step until
+    * FailedPreconditionError: The owner was restarted and does not know the step until
       `set_global_step`; or it is gone; or this thread has a round of the group open.
-    * AlreadyExistsError: The same contributor was accepted on two hosts in two steps, without a
-      round between them. (If in one step only, a worker has moved, and the step is void.)
+    * AlreadyExistsError: In two steps without a round in between, two hosts accepted the same
+      contributor. (In one step this means that a worker has moved, and the step is void.)
     * FinishedError: The group is finished.
     * CancelledError: ``cancel()`` was called; or the owner has not heard from this process for
       ``timing.chief_lease``.
@@ -48,13 +48,13 @@ class Round(_core.GeneratorBlock[GroupTaken]):
     The end of the block raises
 
     * FailedPreconditionError: The round has ended before its block; or the owner died, and another
-      chief has got the gradients. Without parameters, or without an update, it is not known then
-      whether the round was consumed.
-    * DeadlineExceededError: The owner does not answer: then that is not known, either.
+      chief has got the gradients. Without parameters, or without an update, nobody knows in this
+      case whether the round was consumed.
+    * DeadlineExceededError: The owner does not answer. Nobody knows whether it consumed the round.
     """
 
-    # `__enter__` and `__exit__` must not be written in Python: an exception before their first
-    # instruction would leave the round open, and its heartbeats going on.
+    # `__enter__` and `__exit__` must not be written in Python: an exception (Ctrl-C) before their
+    # first instruction would leave the round open, with its heartbeats.
 
     def __init__(
         self, link: Link, required: object, at_least: object, timeout: object, on_death: object
@@ -64,9 +64,9 @@ class Round(_core.GeneratorBlock[GroupTaken]):
         self._required, self._least = arguments.required(required, at_least)
         self._timeout = arguments.timeout(timeout)
         self._raises = arguments.on_death(on_death)
-        self._told = 0  # how many losses this chief has got from the owner
+        self._told = 0  # how many losses the owner has reported to this chief
         self._left: threading.Event | None = None  # set to end the heartbeats
-        self.thread: threading.Thread | None = None  # the one that entered the block
+        self.thread: threading.Thread | None = None  # the thread that entered the block
         self.taken: Opened  # the round, as the owner opened it
         self.given: GroupTaken | None = None  # the block's result; None: the block is over
         self.updated = False  # whether the block's update was made, or may have been
@@ -104,14 +104,14 @@ class Round(_core.GeneratorBlock[GroupTaken]):
             )
 
     def _end(self) -> bool:
-        """End the block in order; if the owner has died, the next one goes on with it."""
+        """End the block, consuming its round; if the owner has died, its successor does this."""
         while not self.link.call("do", "leave", self.ticket, consume=True):
             if not isinstance(found := resume(self, Wait(PATIENCE)), Opened):
                 return isinstance(found, Told)
         return True
 
     def _close(self) -> None:
-        """End the heartbeats: this process has no block of the round any more."""
+        """Forget the block, and end its heartbeats."""
         OPEN.pop(self.ticket, None)
         self.given = self.kept = None
         if self._left is not None:
@@ -164,7 +164,7 @@ class Round(_core.GeneratorBlock[GroupTaken]):
         )
 
     def _fetch(self, opened: Opened, until: float) -> GroupTaken:
-        """Have the shards add up the round; return the result."""
+        """Have the shards add up the pieces of the round; return the joined result."""
         shares = [Share.of(opened, number) for number in range(len(opened.shard_hosts))]
         asked = {number: share for number, share in enumerate(shares) if share.keys}
         actors = {number: self.link.host(opened.shard_hosts[number]) for number in asked}
@@ -172,7 +172,7 @@ class Round(_core.GeneratorBlock[GroupTaken]):
             raise IncompleteError
 
         def ask(method: str) -> Iterator[tuple[int, Any]]:
-            # A future fetches its result as soon as that is there, also from another node.
+            # A future fetches its result as soon as it exists, even from another node.
             calls = {n: getattr(actors[n], method).remote(n, asked[n]) for n in asked}
             return self._answers({n: call.future() for n, call in calls.items()}, opened, until)
 
@@ -185,12 +185,12 @@ class Round(_core.GeneratorBlock[GroupTaken]):
     def _answers(
         self, calls: Mapping[int, Any], opened: Opened, until: float
     ) -> Iterator[tuple[int, Any]]:
-        """Yield each shard and its answer, in the order in which answers come.
+        """Yield each shard's number and answer, in the order in which answers come.
 
-        The owner says which hosts are lost: this does not wait for shards there.
+        If answers are late, ask the owner which hosts are lost, and do not wait for their shards.
 
         Raises:
-            IncompleteError: A shard is lost, or has not all of its pieces.
+            IncompleteError: A shard is lost, or lacks some of its pieces.
             DeadlineExceededError: Shards have not answered by `until`.
         """
         waiting = {call: number for number, call in calls.items()}
@@ -226,14 +226,14 @@ OPEN: dict[str, Round] = {}
 
 
 def resume(block: Round, wait: Wait) -> Opened | Told | Ended:
-    """Have the owner go on with a block that an earlier one opened (`OwnerCore.resume`)."""
+    """Have the owner go on with a block that an earlier owner opened (`OwnerCore.resume`)."""
     link, given = block.link, (block.ticket, block.taken)
     found: Opened | Told | Ended = link.until_known("resume", *given, wait=wait, host=link.here)
     return found
 
 
 def _stay_alive(block: Round, left: threading.Event) -> None:
-    """Tell the owner that the chief in its block is alive, until the event is set."""
+    """Send heartbeats to the owner, in a thread, until the event is set."""
     link, ticket = block.link, block.ticket
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""`shmacc.ray.run`: a chief and workers on all nodes of a cluster, as `shmacc.run` on one host."""
+"""`shmacc.ray.run`: runs a chief and workers on a cluster, as `shmacc.run` does on one host."""
 
 import contextlib
 import os
@@ -42,44 +42,44 @@ def run(
     threads: int | Literal["share"] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> _Result:
-    """As `shmacc.run`, over a Ray cluster: workers on every node; return what the chief returns.
+    """Run workers on every node of a Ray cluster, as `shmacc.run`; return what the chief returns.
 
-    The chief runs on this process's node, and is started again there; if that node is gone, on
-    another one. Each node, also one that joins later, has `workers_per_node` workers. Their ranks
-    are unique in the cluster. They stay with their place: a node that joins takes the place of one
-    that is gone, if there is any. Ray is the one that this process is connected to, or that of
-    ``RAY_ADDRESS``, or what ``ray.init()`` finds.
+    The chief runs on this process's node, and is restarted there. If the node is gone, the chief
+    is restarted on another node. Each node, even if it joins later, has `workers_per_node` workers.
+    Their ranks are unique in the cluster. If a node is gone, the next node that joins gets its
+    workers' ranks. The cluster is the one that this process is connected to, else the one at
+    ``RAY_ADDRESS``, else what ``ray.init()`` finds.
 
-    The processes of a node have a namespace of their own inside that of Ray's processes there, and
-    the actors that the chief makes are this run's. At the end no process, name or actor of the run
-    is left on any node. If this process is killed, that takes some seconds.
+    The processes of a node have a namespace of their own inside the namespace of Ray's processes
+    there. The actors that the chief makes belong to this run. At the end no process, name or actor
+    of the run is left on any node; if this process is killed, this takes some seconds.
 
-    In the environment are ``SHMACC_NODE`` (the node's id, as Ray knows it) and what `shmacc.run`
-    sets; there, ``SHMACC_WORKERS`` is `workers_per_node`. `shmacc.ray` connects a process of the
-    run to the cluster by itself. Workers that attach to `shmacc`'s classes need no connection.
-    Logger ``shmacc`` names node and process. Signals are as for `shmacc.run`.
+    The environment has ``SHMACC_NODE`` (the node's id, as Ray knows it) and the variables of
+    `shmacc.run`, where ``SHMACC_WORKERS`` is `workers_per_node`. `shmacc.ray` connects a process of
+    the run to the cluster by itself. Workers that attach to `shmacc`'s classes need no connection.
+    Messages of logger ``shmacc`` name node and process. Signals are as for `shmacc.run`.
 
     Args:
-        chief: A function. Ray pickles it: by value if it is defined in the program; else its module
-            must be there on the nodes.
-        worker: Likewise; it is called with its rank and `args`.
+        chief: A function. Ray pickles it by value if the program defines it; else its module must
+            exist on the nodes.
+        worker: A function, pickled like `chief`; it is called with its rank and `args`.
         workers_per_node: How many processes call `worker` on each node.
-        args: As for `shmacc.run`; Ray pickles them, too.
-        restarts: As there.
-        restart_on: As there.
-        context: As there, but not ``"fork"``, since Ray's processes have threads.
-        grace: As there.
-        name: As there. To go on with a run, call this again on the same cluster.
-        threads: As there; on each node by its own processors.
-        output: The path of a folder, which each node makes if it is not there. What a process
-            prints is appended to ``chief.out``, ``chief.err``, ``worker-0.out``, ... in it. None:
-            to this process's output, each line after its process and node.
+        args: As for `shmacc.run`, but pickled by Ray.
+        restarts: As for `shmacc.run`.
+        restart_on: As for `shmacc.run`.
+        context: As for `shmacc.run`, but not ``"fork"``, since Ray's processes have threads.
+        grace: As for `shmacc.run`.
+        name: As for `shmacc.run`. To continue a run, call this again on the same cluster.
+        threads: As for `shmacc.run`; each node counts its own processors.
+        output: The path of a folder, which each node makes if needed. The output of each process is
+            appended to ``chief.out``, ``chief.err``, ``worker-0.out``, ... in this folder. None:
+            this process prints the output, with process and node before each line.
 
     Raises:
-        InvalidArgumentError: A bad argument, or a function or argument that does not pickle.
+        InvalidArgumentError: A bad argument, or a function or argument that cannot be pickled.
         FailedPreconditionError: There is no cluster; or a node has no shmacc or another version of
-            it, or no namespace where this one has one; or a run of that name is under way; or the
-            chief's result does not pickle.
+            it, or no namespace although this node has one; or a run of this name is in progress; or
+            the chief's result cannot be pickled.
         DeadlineExceededError: A node did not start its part within two minutes.
         WorkerDiedError, CancelledError, OSError, BaseException: As for `shmacc.run`; the message
             or a note names the node.
@@ -113,7 +113,7 @@ def run(
 
 
 def over_cluster(plan: Plan, name: str | None, address: str | None = None) -> Any:
-    """Do what is planned, on the nodes of the cluster at this address; return chief's result."""
+    """Run the plan on the nodes of the cluster at this address; return the chief's result."""
     random = f"run-{os.getpid()}-{os.urandom(6).hex()}"
     run = random if name is None else names.checked_namespace(name, "name")
     with _connected(address):
@@ -128,7 +128,7 @@ def over_cluster(plan: Plan, name: str | None, address: str | None = None) -> An
 
 
 def pickled(role: str, function: object, args: tuple[Any, ...]) -> bytes:
-    """Return a function and its arguments, pickled by value."""
+    """Return a function and its arguments, pickled by Ray."""
     if not callable(function):
         raise InvalidArgumentError(f"The {role} must be a function, but was {function!r}")
     try:
@@ -142,7 +142,7 @@ def pickled(role: str, function: object, args: tuple[Any, ...]) -> bytes:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Be connected to Ray in the block; Ray's handler of SIGTERM goes again."""
+    """Connect to Ray for the block, if necessary; undo Ray's change of the handler of SIGTERM."""
     if ray.is_initialized():
         yield
         return

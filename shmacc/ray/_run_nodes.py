@@ -1,8 +1,8 @@
-"""The nodes of a run over hosts, as the process knows them that called `run`.
+"""The caller's side of a run over hosts: it controls the supervisors on all nodes.
 
-Each node has a supervisor (`_supervisor.py`), which does the work. This tells all of them what is
-wanted, hears what is so (`_exchange.py`), and decides: where the chief runs, which ranks a node's
-workers have, and when the run is over.
+Each node has a supervisor (`_supervisor.py`), which does the work. The caller tells the supervisors
+what it wants, and gets their states (`_exchange.py`). It decides where the chief runs, which ranks
+a node's workers have, and when the run is over.
 """
 
 import logging
@@ -32,25 +32,25 @@ from shmacc.ray._waits import wait_for_all
 _logger = logging.getLogger("shmacc")
 
 START = 120.0  # seconds for all nodes to start their part
-_LARGE = 50_000  # bytes of a call
-_LOOK = 0.1  # seconds between two looks at signals
+_LARGE = 50_000  # a plan with more bytes goes through Ray's store
+_LOOK = 0.1  # seconds between two checks for signals
 _ARRIVE = 5.0  # seconds for a signal to arrive at the processes of all nodes
-_NODES = 1.0  # seconds between two looks for nodes
-_END = 30.0  # seconds for a node to end and remove its part, besides what processes are given
+_NODES = 1.0  # seconds between two checks for new and lost nodes
+_END = 30.0  # seconds for a node to end and clean up, besides the grace of its processes
 
 
 class _Node:
-    """A node's supervisor."""
+    """What the caller knows of a node and its supervisor."""
 
     def __init__(self, node: str, place: int) -> None:
         self.id, self.label = node, shown(node)
-        self.place = place  # its workers' ranks begin with place * workers; -1: it was refused
+        self.place = place  # its first rank is place * workers per node; -1: it was refused
         self.phase = Phase.NEW
         self.finished: frozenset[int] = frozenset()  # the ranks of workers that have returned
         self.actor: Any = None
-        self.call: Any = None  # the last one; None: it was lost
+        self.call: Any = None  # the call without an answer yet; None: there is none
         self.turn = self.seen = self.born = 0
-        self.ends: deque[float] = deque()  # when Ray has started the supervisor again
+        self.ends: deque[float] = deque()  # when the supervisor has ended and was restarted
 
     def runs_nothing(self) -> bool:
         return self.phase is Phase.NEW or self.phase >= Phase.IDLE
@@ -60,15 +60,15 @@ class _Node:
 
 
 class Cluster:
-    """The nodes of a run."""
+    """The nodes of a run; makes, directs and ends their supervisors."""
 
     def __init__(self, run: str, plan: Plan, signals: CallersSignals, *, named: bool) -> None:
         self._run, self._named, self._limits, self._signals = run, named, plan.limits, signals
-        # A large one goes once. One in Ray's store ends with this process's node.
+        # Send a large plan to each node only once. (Ray's store loses it if this node is lost.)
         self._workers, large = plan.workers, len(plan.chief) > _LARGE
         self._plan = ray.put(plan) if large else plan
         self._here = ray.get_runtime_context().get_node_id()
-        # An earlier run of this name may be ending.
+        # The number tells this call from an earlier run of the same name, which may be just ending.
         self._call = f"{run}/{uuid.uuid4().hex[:8]}"
         self._nodes: dict[str, _Node] = {}
         self._wanted = Wanted()
@@ -85,7 +85,7 @@ class Cluster:
         )
 
     def result(self, until: float) -> Any:
-        """Run all; return what the chief returns. Afterwards nothing of it is left."""
+        """Run everything and return the chief's result; leave no process, name or actor behind."""
         ended_well = False
         try:
             self._start(until)
@@ -95,17 +95,17 @@ class Cluster:
         finally:
             try:
                 self._end(ended_well or not self._named or (False if self._started else None))
-            finally:  # in a task that was cancelled nothing of Ray waits: then the nodes end alone
+            finally:  # in a cancelled Ray task Ray's waits fail: then the nodes end by themselves
                 kill(self._life)
         return result_of(self._result)
 
     def send_if_handled(self, number: int) -> bool:
-        """Pass a signal on to all nodes; return whether a process has a handler of it."""
+        """Pass a signal on to all nodes; return whether a process there handles it."""
         there = [node.actor for node in self._nodes.values() if node.actor is not None]
         calls = [actor.signal.remote(number) for actor in there]
-        # They must have arrived when this process stops.
+        # Wait: the signal may stop this process next, and must have reached the nodes by then.
         ended = wait_for_all(calls, time.monotonic() + _ARRIVE) if calls else []
-        handled = len(ended) < len(calls)  # perhaps: it must not end the run
+        handled = len(ended) < len(calls)  # an unknown answer counts as yes: the run must not end
         for call in ended:
             with suppress(ray.exceptions.RayError):
                 handled |= ray.get(call)
@@ -126,7 +126,7 @@ class Cluster:
         self._lead()
 
     def _lead(self) -> None:
-        """Have the chief started: on this process's node, or if that is gone, on another one."""
+        """Choose where the chief runs: on this process's node, or if that is gone, on another."""
         ready = [node for node in self._nodes.values() if node.phase is Phase.READY]
         self._leader = min(
             ready, key=lambda node: (node.id != self._here, node.place), default=self._leader
@@ -134,7 +134,7 @@ class Cluster:
         self._want()
 
     def _want(self, **changed: Any) -> None:
-        """Tell all nodes of a change, in this turn."""
+        """Change what the caller wants; the next `_turn` tells all nodes."""
         self._wanted = self._wanted._replace(turn=self._wanted.turn + 1, **changed)
 
     def _turn(self) -> None:
@@ -174,7 +174,7 @@ class Cluster:
             self._lead()
 
     def _find(self, node: _Node, until: float) -> None:
-        """Find a supervisor that Ray starts again, or make one; if Ray's head is away: later."""
+        """Find a supervisor that Ray has restarted, or make one, unless Ray's head is away."""
         outer = f"${{{names.NAMESPACE_VARIABLE}}}." if names.current_namespace() else ""
         given = {names.NAMESPACE_VARIABLE: f"{outer}{self._run}", RUN_VARIABLE: self._call}
         name = f"{self._call}/{node.id}"
@@ -229,7 +229,7 @@ class Cluster:
                 self._fail(node, *found.raised)
 
     def _fail(self, node: _Node, last: str, pickled: bytes, status: int | None) -> None:
-        """Raise what has ended a node's part, unless the node has only tried to join."""
+        """Raise the error of a node; if the node has not begun, refuse the node instead."""
         error = was_raised(f"a process on node {node.label}", last, "", pickled)
         if status is not None:
             error.__cause__ = SystemExit(status)
@@ -239,7 +239,7 @@ class Cluster:
             raise error
 
     def _refuse(self, node: _Node, error: BaseException) -> None:
-        """Go on without a node that has joined; of those that were there, raise its error."""
+        """Go on without a node that has joined later; for one of the first nodes, raise `error`."""
         if self._ending:
             return
         if not self._started:
@@ -248,10 +248,10 @@ class Cluster:
         _logger.warning("A node that has joined has no part in the run: %s", error)
 
     def _note_start(self, node: _Node, born: int) -> None:
-        """Note that a supervisor was started; end the run if that happens again and again.
+        """Note that a supervisor was started; end the run if this happens too often.
 
-        A new one counts the ends of its processes from 0. So without this, processes that crash
-        and take it with them, as for want of memory, would be started without end.
+        A restarted supervisor counts its processes' ends from 0. So without this check, processes
+        whose crash also kills it (out of memory, for example) would be restarted for ever.
         """
         first, node.born = node.born == 0, born
         if first:
@@ -263,11 +263,11 @@ class Cluster:
         _logger.warning("%s, and is started again (%d of %d)", what, count, restarts)
 
     def _end(self, remove: bool | None) -> None:
-        """End all processes that are left, then the actors of the program, then the names."""
+        """End all remaining processes, then kill the program's actors, then remove the names."""
         self._ending = True
         self._want(ended_by=self._signals.ended_by or signal.SIGTERM)
         self._wait(_Node.runs_nothing, 2 * self._limits.grace + _END)
-        if self._started:  # else they are another run's of this name
+        if self._started:  # else these actors belong to another run of this name
             end_actors(self._run)
         self._want(leaves=True, removes=remove)
         self._wait(_Node.is_gone, _END)
@@ -285,7 +285,7 @@ class Cluster:
 
 
 def _show(node: _Node, kind: int, text: str) -> None:
-    """Write output of a node, or log what was logged there."""
+    """Write output that came from a node, or log a record that was logged there."""
     if kind > 2:  # noqa: PLR2004  standard output and error
         _logger.log(kind, "%s: %s", node.label, text)
         return

@@ -1,4 +1,4 @@
-"""Shards in the actor of their host: they keep pieces, and add them up when a chief asks for it."""
+"""Shards in the actor of their node: they keep pieces, and add them up when a chief asks."""
 
 import contextlib
 import threading
@@ -12,13 +12,13 @@ from shmacc._multihost.shard import ShardCore
 from shmacc.errors import InvalidArgumentError, OutOfRangeError
 from shmacc.ray._parts import Config, IncompleteError
 
-_THREADS = 2  # for the node's own pieces, and for reductions that a chief will probably ask for
+_THREADS = 2  # they keep the node's own pieces, and reduce pieces before a chief asks
 
 
 class HostShards:
     """The shards of a node, by number.
 
-    The calls of the node's forwarder return at once, since its thread must not wait.
+    `keep` and `forget` return at once, since the thread of the node's forwarder must not wait.
     """
 
     def __init__(self, config: Config) -> None:
@@ -43,25 +43,25 @@ class HostShards:
 
 
 class HostShard:
-    """Keeps pieces until a chief asks for the reduction of a round. One call at a time.
+    """Keeps pieces until a chief asks for the reduction of a round. It handles one call at a time.
 
-    Pieces are read where Ray has put them. The shard's group, which is private and stays empty,
-    checks pieces as gradients are checked: a piece that does not fit is an error of the round, and
-    corrupts no memory.
+    Pieces stay where Ray has put them. The shard has a private group, which stays empty and checks
+    pieces like gradients: a piece that does not fit is an error of the round, and corrupts no
+    memory.
 
     Once all hosts of the last round have sent new pieces, the shard reduces them, before the chief
-    asks. If the chief then asks for another share, since hosts have come or gone, pieces are
-    reduced once more. At most one reduction is kept, until its fence is over.
+    asks. If the chief then asks for a different share, since hosts have come or gone, the shard
+    reduces the pieces again. It keeps one reduction at most, until the reduction's fence is over.
     """
 
     def __init__(self, config: Config, number: int, pool: Executor) -> None:
         self._pool = pool
-        self._lock = threading.Lock()  # guards all that follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._core: ShardCore[Piece] = ShardCore()
         members = Plan(config.members, config.shards).at_shard(number)
         self._group = HostGroup(members, reduction_type=config.reduction)
-        self._group.unlink()  # nobody else needs its name, and so a death leaves nothing
-        self._hosts: tuple[str, ...] = ()  # the last round's, if each had a piece here
+        self._group.unlink()  # no other process needs the name; so a death leaves no name behind
+        self._hosts: tuple[str, ...] = ()  # the last round's hosts, if each had a piece here
         self._reduced: tuple[Share, Columns] | None = None
 
     def stage(self, fence: Fence, key: BatchKey, piece: Piece) -> None:
@@ -98,7 +98,7 @@ class HostShard:
         """Reduce the pieces that the next round will probably have."""
         with self._lock:
             found = self._core.latest(self._hosts)
-            # What a chief has asked for stays: it may ask again.
+            # Keep a reduction that a chief has asked for: it may ask again.
             has_asked = self._reduced is not None and self._reduced[0].fence == self._core.fence
             if found and not has_asked:
                 keys, pieces = tuple(found), list(found.values())
@@ -106,12 +106,12 @@ class HostShard:
                     self._reduce(self._all_of(keys, pieces), pieces)
 
     def _all_of(self, keys: tuple[BatchKey, ...], pieces: list[Piece]) -> Share:
-        """Return the share of a round that has nothing but these pieces."""
+        """Return the share that a round of exactly these pieces has."""
         count, weight = sum(p.count for p in pieces), sum(p.weight for p in pieces)
         return Share(self._core.fence, keys, count, weight, pieces[0].step)
 
     def _reduce(self, share: Share, pieces: list[Piece]) -> Columns:
         if self._reduced is None or self._reduced[0] != share:
-            self._reduced = None  # memory might not hold two
+            self._reduced = None  # first, since memory might not suffice for two
             self._reduced = share, self._group.reduce(pieces, share)
         return self._reduced[1]

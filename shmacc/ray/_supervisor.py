@@ -1,9 +1,9 @@
 """The supervisor of a run on one node: an actor that starts the run's processes there.
 
-It does what `shmacc.run` does, in a thread of its own. It is a detached actor, which Ray starts
-again on its node: so that, when nobody asks any more, there is one that ends what is left. Nobody
-asks if the caller has died, or only if it is stopped. So there is an actor that lives as long as
-the caller, `Life`. Only when both are silent the run is over.
+It does what `shmacc.run` does, in a thread of its own. It is a detached actor, which Ray restarts
+on its node: so there is always a supervisor to clean up after the caller of `run` has died. But
+silence of the caller does not mean its death: it may only be stopped. So the caller also makes the
+actor `Life`, which lives as long as the caller. The run ends once both are silent.
 """
 
 import asyncio
@@ -39,30 +39,30 @@ from shmacc.ray._parts import (
     namespace_of,
 )
 
-SUPERVISORS = "shmacc supervisors"  # no run has this one
-_LOOK = 1.0  # seconds between two looks for the end of somebody else
-_LEASE = 5.0  # seconds after which a caller whose `Life` has ended is silent
-_EARLIER = 20.0  # seconds for an earlier run of the name to end, whose caller was killed
+SUPERVISORS = "shmacc supervisors"  # a Ray namespace that no run's actors have
+_LOOK = 1.0  # seconds between two checks whether a caller or an earlier run has ended
+_LEASE = 5.0  # seconds without a call until a caller whose `Life` has ended counts as dead
+_EARLIER = 20.0  # seconds to wait for the end of an earlier run of this name, if its caller died
 _ACTORS = 30.0  # seconds for Ray to end the actors that the program has made
 _BY_RAY = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # set by Ray for its actor, not for children
 
 
 class Life:
-    """Lives as long as the process that called `run`, whose actor it is."""
+    """An actor that lives as long as the process that called `run` and made it."""
 
     async def wait(self) -> None:
         await asyncio.Event().wait()
 
 
 class Supervisor:
-    """Starts the run's processes on its node, and starts again those that are killed."""
+    """Starts the run's processes on its node, and restarts killed ones."""
 
     def __init__(self, version: tuple[str, int], named: bool) -> None:
         """Check that the node can take part.
 
         Args:
             version: The caller's version of the library.
-            named: Whether its caller gave the run a name.
+            named: Whether the caller gave the run a name.
 
         Raises:
             FailedPreconditionError: The node has another version of the library, or no namespace.
@@ -77,7 +77,7 @@ class Supervisor:
                 f"Ray's processes there have no {names.NAMESPACE_VARIABLE}, and those on the "
                 "caller's node have one"
             )
-        # A run's namespace is inside that of the process that has it.
+        # `of_children` adds the run's name again: it puts a run's namespace inside this process's.
         os.environ[names.NAMESPACE_VARIABLE] = outer.removesuffix(".")
         given = Path("/proc/self/environ").read_bytes()
         for variable in _BY_RAY:
@@ -95,16 +95,16 @@ class Supervisor:
         threading.Thread(target=self._look_after, daemon=True).start()
 
     def exchange(self, wanted: Wanted, seen: int, plan: Plan | None = None) -> Found:
-        """Do what is wanted, once there is a plan; return what is so, with output not yet seen."""
+        """Accept what the caller wants, and the plan; return the node's state and new output."""
         self._heard = time.monotonic()
         return self._exchange.exchange(wanted, seen, plan)
 
     def signal(self, number: int) -> bool:
-        """Pass a signal on; return whether a process has a handler of it."""
+        """Pass a signal on to the processes; return whether any of them handles it."""
         return self._exchange.signal(number)
 
     def _run(self) -> None:
-        """Do what the plan says; let go of the names when that is wanted."""
+        """Run the plan; once the caller wants it, let go of the run's names."""
         exchange, started = self._exchange, None
         exchange.wait_until(lambda: exchange.plan or exchange.wanted.leaves)
         try:
@@ -119,21 +119,21 @@ class Supervisor:
                     if started is not None:
                         exchange.note(phase=Phase.IDLE)
                     exchange.wait_until(lambda: exchange.wanted.leaves)
-                # Without names, a named run's actors may be those of another call.
+                # If this node has not taken a named run's namespace, the actors may be another's.
                 if exchange.wanted.turn == sys.maxsize and (started or not self._named):
                     end_actors(self._name)
                 _kill_workers_of_ray(self._namespace)
                 removes = exchange.wanted.removes
                 if not (self._fresh if removes is None else removes):
                     raise Interrupted  # noqa: TRY301  then the names stay
-                if exchange.plan is None:  # another incarnation has begun it, and was killed
+                if exchange.plan is None:  # an earlier supervisor began the run, and was killed
                     run_records.remove_namespace(self._namespace)
         except BaseException as error:  # noqa: BLE001  the caller's
             self._tell(error, started)
         exchange.note(phase=Phase.GONE)
 
     def _prepared(self, stack: contextlib.ExitStack, plan: Plan) -> Run:
-        """Take the names; return the run, which begins at once."""
+        """Take the run's namespace; return the run, ready to start."""
         exchange = self._exchange
         calls, context = plan.calls(exchange.wanted.first), ray.get_runtime_context()
         starter = Starter(plan.context, calls, imports=False)
@@ -166,7 +166,7 @@ class Supervisor:
         return run.prepared(calls, starter, plan.limits, exchange, surrounded, arranged, ended)
 
     def _surrounded(self, stack: contextlib.ExitStack, plan: Plan, calls: list[Call]) -> Surrounded:
-        """Take the namespace; wait a while for the end of a run that had it and lost its caller."""
+        """Take the namespace; if a run without a caller still has it, wait a while for its end."""
         given = self._name, list(map(str, calls)), plan.limits.restarts, plan.called
         until = time.monotonic() + _EARLIER
         while True:
@@ -195,7 +195,7 @@ class Supervisor:
         self._exchange.note(raised=(f"{type(error).__name__}: {error}", pickled, status))
 
     def _look_after(self) -> None:
-        """Wait until nobody asks any more, and end all."""
+        """Wait until the caller has died, then end the run and this actor."""
         while _may_live(self._life):
             time.sleep(_LOOK)
         while (left := self._heard + _LEASE - time.monotonic()) > 0:
@@ -207,7 +207,7 @@ class Supervisor:
 
 
 def _may_live(life: str) -> bool:
-    """Wait for the end of a `Life`'s process; return whether it may have, or get, another one."""
+    """Wait for the end of a `Life`; return whether Ray may restart it, or its fate is unknown."""
     try:
         actor = find_actor(life, namespace=SUPERVISORS)
         if actor is not None:
@@ -218,7 +218,7 @@ def _may_live(life: str) -> bool:
 
 
 def end_actors(run_name: str) -> None:
-    """Kill the actors that the program of a run has left; owners first, which make others."""
+    """Kill the actors that a run's program has left. Kill owners first, since they make others."""
     namespace, until = namespace_of(run_name), time.monotonic() + _ACTORS
 
     def ask() -> list[str]:
@@ -234,9 +234,9 @@ def end_actors(run_name: str) -> None:
 
 
 def _kill_workers_of_ray(namespace: str) -> None:
-    """Kill Ray's processes of this call of the run on this node: none makes a name any more.
+    """Kill Ray's processes of this call of `run` on this node, so that none makes a name any more.
 
-    Their actors were killed, but the processes may need a moment.
+    Their actors were killed already, but the processes may need a moment to end.
     """
     own = {names.NAMESPACE_VARIABLE: namespace, RUN_VARIABLE: os.environ[RUN_VARIABLE]}
     variables = {f"{name}={value}".encode() for name, value in own.items()}

@@ -1,6 +1,6 @@
-"""How long calls of a chief wait: each ends, with an answer or with an error.
+"""How long a chief's calls wait. Each call ends, with an answer or with an error.
 
-A part that does not answer may be stopped or swapped out, not dead; Ray does not tell which.
+A part that does not answer need not be dead: it may be stopped or swapped out. Ray cannot tell.
 """
 
 import math
@@ -10,21 +10,19 @@ from typing import Any
 
 import ray
 
-PATIENCE = 60.0  # seconds for the answer to a call that the owner does not keep waiting
+PATIENCE = 60.0  # seconds for the answer to a call that the owner answers at once
 ANSWER = 1.0  # seconds that an answer may take after its call's waiting time
-_PARKED = 1.0  # seconds that a call waits at the owner: also the chief's heartbeat
+_PARKED = 1.0  # the longest time in seconds that a call waits at the owner: a chief's heartbeat
 
 
 def left_until(until: float) -> float | None:
-    """Return for how many seconds to wait for an answer now; None: for ever."""
+    """Return how many seconds are left until this time (monotonic); None: for ever."""
     left = max(0.0, until - time.monotonic())
     return None if math.isinf(until) else min(left, threading.TIMEOUT_MAX)
 
 
 class Wait:
-    """A wait of so many seconds (None: for ever) for an answer of the owner.
-
-    The owner is called again and again meanwhile.
+    """The time limit of a chief that calls the owner again and again until it gets an answer.
 
     Attributes:
         until: The time (monotonic) by which the last answer must have come.
@@ -35,7 +33,7 @@ class Wait:
         self.until: float = self._end + ANSWER
 
     def parked(self) -> float:
-        """Return for how many seconds the owner may keep the next call."""
+        """Return for how many seconds the owner may delay the answer to the next call."""
         return max(0.0, min(_PARKED, self._end - time.monotonic()))
 
     def is_over(self) -> bool:

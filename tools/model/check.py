@@ -2,12 +2,12 @@
 """Runs spin over the models of the protocol and reports the results.
 
 ``check.py`` makes every search of ``searches.md`` and writes the results into that table.
-``--only commit`` searches one model, ``--only commit/two`` one case. ``--quick`` runs the short
-slice that the tests run, and writes nothing. ``--show lock/BROKEN_PERMIT_ALONE`` prints the run
-that leads to the error. The exit status is 1 if a sound model has an error, or if none is found
-in a variant that is broken on purpose.
+``--only commit`` searches one model, ``--only commit/two`` one case. ``--quick`` makes only the
+short searches that the tests make, and writes nothing. ``--show lock/BROKEN_PERMIT_ALONE`` prints
+the run that leads to the error. The exit status is 1 if spin finds an error in a sound model, or
+finds no error in a variant that is broken on purpose.
 
-Needs spin and a C compiler (Debian: ``apt-get install spin gcc``), and nothing else.
+This needs only spin and a C compiler (Debian: ``apt-get install spin gcc``).
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SEARCHES = HERE / "searches.md"
 MEGABYTES = 2800  # memory for one search; two run at a time
-STEPS = 1_000_000  # the longest run that is followed
+STEPS = 1_000_000  # the most steps of a run that a search follows
 COMPILER = os.environ.get("CC", "cc")
 
 
@@ -37,19 +37,19 @@ class Case:
 
     model: str  # the file, without its suffix
     name: str  # unique within the model; a broken variant has the name of its flag
-    kind: str  # "quick": the tests run it; "safety": no search for cycles (livelocks)
+    kind: str  # "quick": the tests run it, too; "safety": no search for cycles (livelocks)
     flags: str  # names that spin's preprocessor defines
-    says: str  # the property that is checked; of a broken variant, the fault
-    found: tuple[str, ...]  # the cells that this program writes, as they are in the file
+    says: str  # the property that is checked; for a broken variant, what is broken
+    found: tuple[str, ...]  # the row's last cells, which this program writes
 
     @property
     def broken(self) -> bool:
-        """Whether spin must find an error in it."""
+        """Whether the model is broken on purpose, so that spin must find an error."""
         return self.name.startswith("BROKEN_")
 
     @property
     def quick(self) -> bool:
-        """Whether the tests run it."""
+        """Whether the tests run this search, too."""
         return "quick" in self.kind
 
 
@@ -58,15 +58,15 @@ class Finding:
     """The result of a search."""
 
     case: Case
-    states: int  # distinct ones that were stored
+    states: int  # how many distinct states were stored
     depth: int  # steps of the longest run
-    error: str  # empty: the search found none
-    complete: bool  # memory and depth sufficed for the whole search
+    error: str  # the error that was found; empty: none
+    complete: bool  # whether memory and depth sufficed for the whole search
     seconds: float
 
     @property
     def as_expected(self) -> bool:
-        """Whether a sound model was found sound, or a broken one broken."""
+        """Whether spin found an error in a broken model, or completed a sound one without error."""
         return bool(self.error) if self.case.broken else self.complete and not self.error
 
     @property
@@ -80,7 +80,7 @@ class Finding:
 
 
 def read(case: Case, output: str, seconds: float) -> Finding:
-    """Read the finding from the verifier's output."""
+    """Return the finding that a verifier's output contains."""
     error = re.search(r"pan:1: (assertion violated|non-progress cycle|.*)", output)
     errors = re.search(r"errors: (\d+)", output)
     states = re.search(r"([\d.e+]+) states, stored", output)
@@ -102,7 +102,7 @@ def search(case: Case, directory: Path) -> Finding:
     """Build the verifier of a case in an empty directory and run it."""
     began = time.monotonic()
     run(["spin", *defines(case), "-a", str(HERE / f"{case.model}.pml")], directory)
-    # README.md has the reasons ("How spin is run").
+    # README.md gives reasons for these options ("How spin is run").
     safety = "safety" in case.kind
     options = ["-w", "-DNOREDUCE", "-DCOLLAPSE", f"-DMEMLIM={MEGABYTES}"]
     options.append("-DSAFETY" if safety else "-DNP")
@@ -123,7 +123,7 @@ def run(command: Sequence[str], directory: Path) -> str:
 
 
 def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
-    """Search several cases at a time; print each as it ends, return them in order."""
+    """Make several searches at a time; print each result as it comes, return them in order."""
 
     def one(case: Case) -> Finding:
         with tempfile.TemporaryDirectory(prefix="shmacc-model-") as directory:
@@ -140,14 +140,14 @@ def search_all(cases: Iterable[Case], jobs: int) -> list[Finding]:
 
 
 def code(model: str) -> str:
-    """Return a model's text without comments, and what it defines unless a case does."""
+    """Return a model's code: its text without comments, but with its header's default flags."""
     text = "".join((HERE / f"{file}.pml").read_text() for file in (model, "processes", "fate"))
     text = re.sub(r"^ \* Unless a case says otherwise: (.*)$", r"*/\1/*", text, flags=re.MULTILINE)
     return " ".join(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).split())
 
 
 def defines(case: Case) -> list[str]:
-    """Return the options by which spin's preprocessor defines what a case and its model say."""
+    """Return preprocessor options for a case's flags, and for its model's other default flags."""
     said = case.flags.split()
     own = {flag.partition("=")[0] for flag in said}
     others = re.findall(r"\b(([A-Z_]+)=\d+)", code(case.model))
@@ -167,7 +167,7 @@ def read_cases() -> list[Case]:
 
 
 def write(findings: Iterable[Finding]) -> None:
-    """Write what was found into the table; clear old results of models that have changed."""
+    """Write findings into the table; clear the results of other cases whose model has changed."""
     new = {
         finding.case: (f"{finding.states:,}", str(finding.depth), finding.verdict)
         for finding in findings
@@ -188,7 +188,7 @@ def write(findings: Iterable[Finding]) -> None:
 
 
 def show(wanted: str) -> None:
-    """Print the run that leads to a case's error: its steps, as lines of the model."""
+    """Print the run that leads to a case's error, as the lines of the model that it executes."""
     (case,) = [case for case in read_cases() if f"{case.model}/{case.name}" == wanted]
     with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
         directory = Path(name)

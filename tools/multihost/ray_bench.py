@@ -81,7 +81,7 @@ class Sender:
 
 
 class Keeper:
-    """A shard that adds nothing up: it takes arrays and returns others. It also has a table."""
+    """A shard that adds nothing up: it receives pieces and returns a fixed mean. It has a table."""
 
     def __init__(self, mean: tuple[Any, ...], table_rows: int) -> None:
         self.mean = tuple(np.array(array) for array in mean)
@@ -89,24 +89,24 @@ class Keeper:
         self.table, self.sums = np.zeros((2, table_rows, WIDTH), np.float32)
 
     def keep(self, piece: tuple[Any, ...]) -> None:
-        """Take a piece."""
+        """Receive a piece."""
         self.kept = [*self.kept[-1:], piece]
 
     def answer(self) -> None:
-        """Return nothing: what a call costs."""
+        """Return nothing, to measure the cost of a call."""
 
     def hand_out(self) -> tuple[Any, ...]:
         """Return the mean."""
         return self.mean
 
     def update(self, indices: Any, values: Any) -> None:
-        """Change the table as Adagrad does."""
+        """Update the table by Adagrad."""
         self.sums[indices] += values * values
         self.table[indices] -= 0.05 * values / np.sqrt(self.sums[indices] + 1e-7)
 
 
 def main() -> None:
-    """Print the times."""
+    """Measure on a cluster of this machine, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--members", type=int, default=1, help="tables that the rows are of")
     parser.add_argument("--rows", type=int, default=50_000, help="of a gradient, in all tables")
@@ -200,7 +200,7 @@ def _block(params: Any, group: Any, required: int, *, updates: bool) -> Any:
 
 
 def _bare_calls(taken: Any, senders: list[Any], keepers: list[Any], *, updates: bool) -> None:
-    """Time what a round and its update would be by bare calls of Ray, and NumPy."""
+    """Time the same transfers as a round's by bare Ray calls, and the update by NumPy."""
     with _clock("bare means"):
         ray.get([sender.send.remote(keepers) for sender in senders])
         ray.get([keeper.hand_out.remote() for keeper in keepers])
@@ -227,7 +227,7 @@ def _clock(name: str) -> Iterator[None]:
 
 
 def _processor_seconds() -> float:
-    """Return the processor time of this process and its descendants; other load adds nothing."""
+    """Return the processor time of this process and its descendants, without other processes."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -245,7 +245,7 @@ def _processor_seconds() -> float:
 
 
 def _bare(taken: Any, shards: int, rows: int) -> tuple[list[Any], list[Any], int]:
-    """Make actors with the bytes that hosts and shards would send, in as few arrays as possible."""
+    """Make senders and keepers with as many bytes as a round; return them and the bytes sent."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     size = 0
     senders = []
@@ -262,7 +262,7 @@ def _bare(taken: Any, shards: int, rows: int) -> tuple[list[Any], list[Any], int
 
 
 def _piece(rows: int) -> tuple[Any, ...]:
-    """Return a shard's part: indices, values, counts."""
+    """Return a piece with this many rows: indices, values, counts."""
     return np.zeros(rows, np.int64), np.ones((rows, WIDTH), np.float32), np.ones(rows, int)
 
 
@@ -272,7 +272,7 @@ def _actor(kind: type[Sender | Keeper], node: str, *given: Any) -> Any:
 
 
 def announces() -> None:
-    """Print how many reports one owner takes in a second."""
+    """Print how many reports one owner processes in a second."""
     members = {"m": shmacc.TensorSpec((), "float32")}
     with shmacc.ray.AccumulatorGroup(members, "announces", shards=1, unlink_on_close=True) as group:
         owner: Any = find_actor(f"{group.shared_name}/owner")

@@ -1,8 +1,8 @@
 """Walks the world of hosts every way: the protocol holds, and each rule left out leads to a fault.
 
-python tools/multihost/search.py            # also with one failure at any time; an hour
-python tools/multihost/search.py --quick    # what the tests search
-python tools/multihost/search.py --large    # what takes hours
+python tools/multihost/search.py            # all but the large searches: an hour
+python tools/multihost/search.py --quick    # only the searches that the tests make
+python tools/multihost/search.py --large    # all searches: hours
 python tools/multihost/search.py --kinds pair --failures 1 --machines 3 --without cut
 """
 

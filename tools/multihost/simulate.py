@@ -9,7 +9,7 @@ from typing import Final
 from shmacc_hosts.costs import ROW_BYTES, Costs, Scenario
 from shmacc_hosts.in_time import InTime
 
-ROUNDS: Final = {10: 5, 100: 2, 300: 1}  # that are counted, by the number of hosts
+ROUNDS: Final = {10: 5, 100: 2, 300: 1}  # by number of hosts: how many rounds count
 TOUCHED: Final = 500, 20_000
 COLUMNS: Final = (
     *("hosts", "MB of an update", "round without", "with it", "with it, at best"),

@@ -2,12 +2,11 @@
 """Runs herd7 over the litmus tests of the protocol's memory order.
 
 ``check.py`` checks every test and each of its broken variants against the memory models of C++,
-AArch64 and x86-64, and prints in which models a variant's forbidden outcome is possible. The exit
-status is 1 if a test's own is, or if a broken variant's is not possible in exactly the models that
-it names. ``--record`` notes in README.md which tests were found to be as they say. ``check.py
---show commit_twice/BROKEN_NO_STORE_BARRIER`` prints herd7's input and output.
-
-Needs herd7, of herdtools7, and nothing else.
+AArch64 and x86-64, and prints in which models the forbidden outcome is possible. The exit status is
+1 if the outcome is possible in a test as it is, or if it is not possible for a broken variant in
+exactly the models that the variant names. ``--record`` notes in README.md which version of the
+tests was checked. ``check.py --show commit_twice/BROKEN_NO_STORE_BARRIER`` prints herd7's input and
+output. This needs only herd7, of herdtools7.
 """
 
 import argparse
@@ -61,7 +60,7 @@ def ask_herd(model: Model, program: str) -> str:
 
 
 def is_possible(litmus: Litmus, variant: Variant, model: Model) -> bool:
-    """Whether the outcome is possible, without a kill or with one at any `// death`."""
+    """Whether the outcome is possible, without a kill or with a kill at any `// death`."""
     said = [
         ask_herd(model, model.write(litmus, threads)) for threads in litmus.programs(variant.name)
     ]
@@ -69,7 +68,7 @@ def is_possible(litmus: Litmus, variant: Variant, model: Model) -> bool:
 
 
 def check_all() -> int:
-    """Check all tests; return how many verdicts were not as expected."""
+    """Check all tests in all models; return how many results were not as expected."""
     unexpected = 0
     for litmus in read_all():
         for model in models_of(litmus):
@@ -81,7 +80,7 @@ def check_all() -> int:
 
 
 def record() -> None:
-    """Note in the page which tests herd7 has checked."""
+    """Note in README.md herd7's version and the hash of the tests that it has checked."""
     version = subprocess.run([HERD, "-version"], capture_output=True, text=True, check=True)
     herd = version.stdout.partition(",")[0].strip()
     page = HERE / "README.md"
@@ -100,7 +99,7 @@ def show(wanted: str) -> None:
 
 
 def main() -> int:
-    """Command line; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--show", metavar="TEST[/BROKEN_...]", help="one test, in full")
     parser.add_argument("--record", action="store_true", help="note in README.md what was checked")

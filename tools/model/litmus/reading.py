@@ -1,4 +1,4 @@
-"""Reads the litmus tests: for each a program, its forbidden outcome, its broken variants."""
+"""Reads the litmus tests. Each has a program, a forbidden outcome, and broken variants."""
 
 import hashlib
 import re
@@ -31,14 +31,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Litmus:
-    """A test."""
+    """A litmus test, as in `tests.litmus`."""
 
     name: str
     source: str  # its lines after the name
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The test as it is, then each way in which it is broken."""
+        """The test as it is, then its broken variants."""
         broken = (
             Variant(name, tuple(of.split(", "))) for name, of in _VARIANT.findall(self.source)
         )
@@ -46,12 +46,12 @@ class Litmus:
 
     @property
     def streams(self) -> bool:
-        """Whether it has stores past the caches; only one model knows these."""
+        """Whether it has non-temporal stores, which only one of the memory models knows."""
         return " streamed" in self.source
 
     @property
     def initially(self) -> list[str]:
-        """Words that are not 0 at first, as `word=value`."""
+        """The words that are not 0 at the beginning, as `word=value`."""
         return re.findall(r"\w+=\d+", self.source.partition("\nP0")[0].partition("\ninitially ")[2])
 
     @property
@@ -60,9 +60,9 @@ class Litmus:
         return self.source.partition("\nexists ")[2].strip()
 
     def programs(self, variant: str) -> Iterator[list[Thread]]:
-        """Yield a variant's processes: as they are, then with a kill at each `// death`.
+        """Yield a variant's processes without a kill, then with a kill at each `// death`.
 
-        The killed process skips its statements from there up to `// kernel`.
+        The killed process skips its statements from `// death` up to `// kernel`.
         """
         lines = [line for line in self.source.splitlines() if _stands_in(variant, line)]
         marks = [line.strip() for line in lines]
@@ -72,13 +72,13 @@ class Litmus:
 
 
 def read_all() -> list[Litmus]:
-    """All tests, by name."""
+    """Return all tests of the file."""
     _, *parts = re.split(r"^# (\w+)\n", TESTS.read_text(), flags=re.MULTILINE)
     return [Litmus(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def digest() -> str:
-    """Return a hash that tells whether the tests are those that herd7 has checked."""
+    """Return a hash of the tests, which shows whether herd7 has checked this version."""
     return hashlib.sha256(TESTS.read_bytes()).hexdigest()[:12]
 
 

@@ -1,4 +1,4 @@
-"""Writes litmus tests for herd7: in C, or in the instructions that compilers make of it."""
+"""Writes litmus tests for herd7, in C or in the instructions that compilers emit for it."""
 
 import re
 
@@ -20,7 +20,7 @@ class C:
 
     @staticmethod
     def exchange(register: str, word: str, value: str) -> list[str]:
-        """Return an exchange, which acquires and releases."""
+        """Return an atomic exchange with acquire and release order."""
         exchanged = f"atomic_exchange_explicit({word}, {value}, memory_order_acq_rel)"
         return [f"int r{register} = {exchanged};"]
 
@@ -31,11 +31,11 @@ class C:
 
 
 class AArch64:
-    """Writes one process's instructions; LDAXR and STLXR order less than an exchange by SWPAL.
+    """Writes one process's instructions for AArch64.
 
     Attributes:
-        at_first: Registers before the process begins. Addresses are in X0 and on.
-        succeeded: Values that registers have in the runs that count (see `exchange`).
+        at_first: Initial values of registers. X0 and the next ones have the words' addresses.
+        succeeded: Values of registers in the runs that count (see `exchange`).
     """
 
     head = "AArch64"
@@ -61,7 +61,7 @@ class AArch64:
         return [f"{load} W1{register},[{self._address[word]}]"]
 
     def exchange(self, register: str, word: str, value: str) -> list[str]:
-        """LDAXR and STLXR; a failed STLXR would be tried again, so its runs do not count."""
+        """Return LDAXR and STLXR, which order less than SWPAL; count no run whose STLXR fails."""
         status = 20 + len(self.succeeded)
         self.succeeded.append(f"X{status}=0")
         address = self._address[word]
@@ -72,18 +72,18 @@ class AArch64:
         ]
 
     def fence(self, order: str) -> list[str]:
-        """DMB ISH; for acquire DMB ISHLD, which orders only earlier loads."""
+        """Return DMB ISH, or for acquire DMB ISHLD, which orders only earlier loads."""
         return ["DMB ISHLD" if order == "acquire" else "DMB ISH"]
 
 
 class X86:
-    """Writes plain moves: only a load may overtake an earlier store; see `AArch64`."""
+    """Writes x86-64: plain moves, since only loads may overtake earlier stores; see `AArch64`."""
 
     head = "X86_64"
     _REGISTERS = ("ax", "bx", "cx", "dx")
 
     def __init__(self, thread: Thread) -> None:
-        # The value of a streamed store must be in a register.
+        # A streamed (non-temporal) store needs its value in a register.
         streams = any(statement.endswith(" streamed") for statement in thread.code)
         self.at_first = ["rsi=1"] if streams else []
         self.succeeded: list[str] = []
@@ -94,25 +94,25 @@ class X86:
         return f"r{cls._REGISTERS[int(number)]}"
 
     def store(self, word: str, value: str, order: str) -> list[str]:
-        """MOV, or MOVNTI past the caches, which always stores a 1."""
+        """Return MOV, or for a streamed store MOVNTI, which here always stores a 1."""
         return [f"movnti %esi,({word})" if order == "streamed" else f"movl ${value},({word})"]
 
     def load(self, register: str, word: str, _order: str) -> list[str]:
-        """MOV."""
+        """Return a load: MOV."""
         return [f"movl ({word}),%e{self._REGISTERS[int(register)]}"]
 
     def exchange(self, register: str, word: str, value: str) -> list[str]:
-        """XCHG, which is always locked."""
+        """Return XCHG, which is always an atomic (locked) operation."""
         into = f"%e{self._REGISTERS[int(register)]}"
         return [f"movl ${value},{into}", f"xchgl {into},({word})"]
 
     def fence(self, order: str) -> list[str]:
-        """MFENCE for seq_cst; weaker fences need no instruction."""
+        """Return MFENCE for seq_cst; weaker fences need no instruction."""
         return ["mfence"] if order == "seq_cst" else []
 
 
 def as_c(litmus: Litmus, threads: list[Thread]) -> str:
-    """Return the program in herd7's C."""
+    """Return the program in the C that herd7 reads."""
     lines = [f"C {litmus.name}", "{ " + _values(litmus) + " }"]
     for number, thread in enumerate(threads):
         words = ", ".join(f"atomic_int* {word}" for word in thread.words)
@@ -121,7 +121,7 @@ def as_c(litmus: Litmus, threads: list[Thread]) -> str:
 
 
 def as_assembly(litmus: Litmus, threads: list[Thread], language: type[AArch64 | X86]) -> str:
-    """Return the instructions, a column for each process."""
+    """Return the program in assembly as herd7 reads it, with a column for each process."""
     initially = [_values(litmus)]
     condition = []
     columns = []

@@ -1,8 +1,8 @@
-"""One world of hosts: the library's own owner, forwarders and shards, and what may happen to them.
+"""A simulated world of hosts, with the library's own owner, forwarders and shards.
 
 The state machines of `shmacc._multihost` do no I/O and read no clock. Here they run in one thread.
 Machines, owners and chiefs are the parts of a `World`. Each part says which steps it can take now;
-a step, a message and a fault are data. Three walkers choose what happens next:
+a step, a message and a fault are data. Three modules choose what happens next:
 
     at random    (walk.py)    Each step takes a random time, messages are lost, doubled and late,
                               and all kinds of faults strike.
@@ -10,9 +10,8 @@ a step, a message and a fault are data. Three walkers choose what happens next:
                               are compared by what they mean (states.py).
     in time      (in_time.py) Each step takes the time that processors and networks need.
 
-Copies of the parameters are the names of their updates, and gradients say what they were computed
-from: so the world sees exactly what is in a round, and checks it (world.py, memory.py).
+Here a copy of the parameters is the list of its updates' names, and a gradient has the copy that it
+was computed from: so the world sees and checks the content of each round (world.py, memory.py).
 
-The world is a package of tools, since `make model` and `make simulate` walk it as the tests do, and
-tools may not import tests.
+The tests, `make model` and `make simulate` use it. It is here since tools may not import tests.
 """

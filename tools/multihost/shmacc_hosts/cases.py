@@ -1,4 +1,4 @@
-"""The cases that the search tries: with all rules, and without one rule at a time."""
+"""The cases of the search: some have all rules of the protocol, others lack one rule."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shmacc_hosts.search import Found, begun, moved_on, search
 
 
 def talk(owner: int, *machines: int) -> str:
-    """Return the steps in which machines report, and take over their orders, twice."""
+    """Return the steps in which each machine reports to an owner and gets its order, twice."""
     return 2 * "".join(f"m{number} report {owner}?; " for number in machines)
 
 
 def staged(owner: int, chief: int, *machines: int) -> str:
-    """Return the steps in which a chief's update is staged at these machines, and committed.
+    """Return the steps in which a chief's update is staged at these machines and committed.
 
-    The round has one gradient, of the first machine.
+    The round has one gradient, which comes from the first machine.
     """
     first, talks = machines[0], talk(owner, *machines)
     opens = f"m{first} read?; m{first} apply?; {talks}c{chief} call ask?; {talks}{talks}"
@@ -26,7 +26,7 @@ def staged(owner: int, chief: int, *machines: int) -> str:
 
 
 def round_of(owner: int, chief: int, *machines: int) -> str:
-    """Return the steps of a round with its update."""
+    """Return the steps of a whole round with its update."""
     talks = talk(owner, *machines)
     make = "".join(f"m{number} make; m{number} made; " for number in machines)
     move = "".join(f"m{number} act; " for number in machines)
@@ -37,27 +37,27 @@ def round_of(owner: int, chief: int, *machines: int) -> str:
 
 _UPDATE = staged(0, 0, 0, 1).partition("decide update; ")[0] + "decide update; "
 _STAGED = _UPDATE + talk(0, 0, 1) * 2
-# Machine 0 makes a round alone. Then machine 1's owner leads, which has not seen it.
+# Machine 0 makes a round alone (`_ALONE`). Then an owner leads on machine 1, which has not seen it.
 _ALONE = "silent 1; o0 lease_ends host1; " + round_of(0, 0, 0)
 _LEADS = "lost 0; join 1; c1 find?; m1 report 1; m1 report 1; o1 learning_ends; m1 report 1; "
-# Owner 0's machine is declared dead while its update is staged, but still runs.
+# While an update is staged, Ray declares owner 0's machine dead, but the machine still runs.
 _DECLARED = _UPDATE + (
     "silent 0; declare 0; c1 find; m1 report 1; m1 report 1; o1 learning_ends; m1 report 1; "
 )
 _MADE = "m0 make; m0 made; m1 make; "
-# Machine 1's segment is a step ahead of owner 1; its copy is the same. Machine 1 is lost for now.
+# Machine 1's segment is a step ahead of the next owner, with the same copy. Then machine 1 is lost.
 _AHEAD = (
     "advance 0; m1 report 0; m1 act; m1 read; m1 apply; lost 1; owner 0; c0 find?; m0 report 1; "
     "m0 report 1; o1 learning_ends; m0 report 1; "
 )
 _OPEN = "m0 read; m0 apply; m0 report 1; c0 call ask; "
-# Machine 1 has begun an update, and a worker has read half of it; the owner dies.
+# Machine 1 has begun an update, and a worker has read the half-changed copy; then the owner dies.
 _TORN = (
     "m0 report 0?; m1 report 0; m0 report 0?; m1 report 0; m1 make; actor 1; m1 read; m1 apply; "
     "m1 start; chief 0; owner 0; c1 find?; " + talk(1, 0, 1) + "o1 learning_ends?; " + talk(1, 0, 1)
 )
-# All copies are lost. Machine 1's owner, whose clock is behind, begins another line, and makes an
-# update; then machine 0 comes back with its copy.
+# All copies are lost. An owner on machine 1, whose clock is behind, begins another line of changes
+# and makes an update. Then machine 0 comes back with its old copy.
 _ANEW = (
     "lost 1; lost 0; back_empty 1; c1 find behind; m1 start; m1 report 1; o1 learning_ends?; "
     f"{talk(1, 1)}c1 call ask?; {talk(1, 1)}m1 make; m1 made; {talk(1, 1)}m1 act; "
@@ -67,16 +67,16 @@ _CUT_OFF = staged(0, 1, 1, 0, 2).partition("c1 decide")[0] + "pair (1, 2); c1 de
 
 
 class Case(NamedTuple):
-    """What is searched.
+    """One search.
 
     Attributes:
-        kinds: The failures that may happen.
-        failures: How many, after `start`.
-        start: Steps that come first; failures in them do not count.
-        without: A rule that is left out; a fault must be found, except without "held".
-        last_step: At which rounds end.
-        machines: How many.
-        size: "quick" for what the tests search; "" or "large".
+        kinds: The kinds of failures that may happen, with commas between them.
+        failures: How many failures may happen after `start`.
+        start: The first steps; failures in them do not count.
+        without: A rule that is left out; then the search must find a fault, except for "held".
+        last_step: The step at which the world stops making rounds.
+        machines: The number of machines.
+        size: "quick" (the tests make this search, too), "" (it is slow), or "large" (hours).
     """
 
     kinds: str = ""
@@ -88,7 +88,7 @@ class Case(NamedTuple):
     size: str = ""
 
     def find(self, limit: int) -> Found:
-        """Search."""
+        """Search at most `limit` states; return the fault that was found, if any."""
         world = begun(self.machines)
         world.kinds, world.failures = frozenset({*EVENTS, *CHOICES} - {"refuse"}), 99
         world.last_step, world.hears_zombies = self.last_step, "zombie" in self.kinds
@@ -102,7 +102,7 @@ class Case(NamedTuple):
             return search(world, limit)
 
     def run(self, limit: int) -> bool:
-        """Search, and print what is found; return whether it is as expected."""
+        """Search, and print the result; return whether it is as expected."""
         began = time.monotonic()
         found = self.find(limit)
         verdict = f"found: {found.fault[:100]}" if found.fault else "holds"
@@ -140,7 +140,7 @@ CASES = (
     Case("twin", 1, size="quick"),
     Case("twin", 1, "twin (0, 0, 1); ", last_step=2, size="large"),
     Case("twin", 1, machines=3, size="large"),
-    # Each rule left out
+    # Cases without one rule
     Case("twin", 1, "", "once", size="quick"),
     Case("owner", 1, _STAGED, "resume", size="quick"),
     Case("owner", 1, _STAGED, "told", size="quick"),

@@ -1,4 +1,4 @@
-"""Chiefs: they ask for rounds, and change the parameters in their blocks."""
+"""Simulated chiefs: they ask for rounds, and update the parameters in their blocks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Chief:
-    """A chief. Each of its messages may be lost: so it repeats them until it is answered.
+    """A chief. Its messages may be lost, so it repeats each until it has an answer.
 
     Attributes:
-        life: Tells it from earlier chiefs in its place.
-        owner: The number of the owner that it calls; None: it has to find one.
-        after: What it does once the next owner goes on with its block.
-        does: What it is doing: a call to the owner, or what it decides next ("stay", "told").
+        life: How many chiefs were in its place before it.
+        owner: The number of the owner that it calls; None: it must find one.
+        after: What it will do once the next owner goes on with its block.
+        does: The call that it makes; or "stay", "told": in its block, before or after its update.
         ticket: Its ticket at the owner.
-        made: The name of the call that makes its change; "": it makes none.
+        made: The name of the call that makes its change; "": it makes no change.
     """
 
     part = "chief"
@@ -36,9 +36,9 @@ class Chief:
         self.owner: int | None = None
         self.does = self.after = self.ticket = self.made = ""
         self.block: Opened | None = None
-        self.opened_at: float | None = None  # when it got a round, parts of which it lacks
-        self.tried: tuple[object, ...] = ()  # what it called for, and the owner's serial after it
-        self.asked = False  # whether it waits for the answer to a call that waits at the owner
+        self.opened_at: float | None = None  # when it got a round of which it still lacks parts
+        self.tried: tuple[object, ...] = ()  # its last call, and the owner's serial after the call
+        self.asked = False  # whether a call of it waits at the owner
         self.next_round()
 
     def __repr__(self) -> str:
@@ -58,14 +58,14 @@ class Chief:
         self.block = self.opened_at = None
 
     def begin(self, does: str) -> None:
-        """Go on with a call that makes a change."""
+        """Begin to make a change, by calls with a new name."""
         self.does, self.made = does, f"call {self.world.next_number()}"
 
     def waits_at(self, owner: Owner) -> bool:
-        """Whether it has begun what it does: it need only hear the answer."""
+        """Whether the owner knows this chief's call, so that the chief needs only the answer."""
         return self.does != "ask" or owner._queue.find(self.ticket) is not None
 
-    # Its steps
+    # Steps
 
     def steps(self) -> Iterator[Step]:
         for what, arg in self._steps():
@@ -100,7 +100,7 @@ class Chief:
                 yield "decide", "restore"
 
     def _choices(self) -> list[str]:
-        """Return what it can do in its block, before and after the update."""
+        """Return what the chief can do next in its block, before or after the update."""
         raises = self.world.may("raise")
         if self.does == "told" or not self.world.copies:
             return ["leave", "fail"] if raises else ["leave"]
@@ -110,7 +110,7 @@ class Chief:
         return 0.0
 
     def replaced(self, _: None = None) -> None:
-        """Start another chief in its place, perhaps on another machine."""
+        """Start another chief in this one's place, perhaps on another machine."""
         world = self.world
         able = [m for m in world.machines if m.up and not m.zombie]
         if able:
@@ -118,7 +118,7 @@ class Chief:
             world.chiefs[self.number] = Chief(world, self.number, home, self.life + 1)
 
     def find(self, clock: str | None = None) -> None:
-        """Find the owner, or make one. Whatever the chief was doing raises."""
+        """Find the owner, or make one. End what the chief was doing, except for an open block."""
         self.world.fails += clock is not None
         self.owner = self.world.find_owner(self.machine, is_behind=clock is not None).number
         if self.world.copies and self.block is not None:
@@ -127,7 +127,7 @@ class Chief:
             self.next_round()
 
     def decide(self, what: str) -> None:
-        """Choose what to do next."""
+        """Do `what` next: it is a choice of the chief, or a failure."""
         self.world.fails += what in {"fail", "skip", "withdraw", "restore"}
         if what in {"update", "restore"}:
             self.begin(what)
@@ -142,7 +142,7 @@ class Chief:
     # Calls
 
     def call(self, _: str) -> None:
-        """Send the call that it is doing; the owner may do it twice."""
+        """Send the present call; it may reach the owner twice."""
         world, ticket, made, home = self.world, self.ticket, self.made, self.machine.name
         source = self.name, made
         match self.does:
@@ -169,7 +169,7 @@ class Chief:
                 self._send("set_global_step", world.known_step, made)
 
     def _send(self, method: str, *args: Any, **options: Any) -> None:
-        """Call the owner. Its answer counts only if the chief still does the same."""
+        """Call the owner. The answer counts only if the chief is still doing the same by then."""
         assert self.owner is not None
         owner, state = self.world.owners[self.owner], (self.does, self.ticket, self.made)
         call = self.name, state, method, args, options
@@ -178,14 +178,14 @@ class Chief:
         self.tried = owner.number, owner.serial, *state[:2]
 
     def hear_answer(self, call: tuple[Any, Any], answer: object) -> None:
-        """Take the owner's answer to a call."""
+        """Receive the owner's answer to a call; ignore it if the chief does something else now."""
         self.asked = False
         if not self.alive or call != (self.name, (self.does, self.ticket, self.made)):
             return
         (self._resumed if self.does == "resume" else self._heard)(answer)
 
     def _heard(self, answer: object) -> None:
-        """Go on after an answer."""
+        """Decide by the owner's answer what to do next."""
         world = self.world
         match self.does, answer:
             case "ask", NotReady():
@@ -198,7 +198,7 @@ class Chief:
             case "ask", Ended():
                 self.next_round()
             case (("update" | "withdraw" | "restore" | "restore_first"), Staging()):
-                pass  # it is not decided yet
+                pass  # the owner has not decided yet
             case "update", Told():
                 update = world.owners[self.owner or 0].updates.get(self.made)
                 path = self.machine.memory.path
@@ -218,7 +218,7 @@ class Chief:
                 self.next_round()
 
     def _resumed(self, answer: object) -> None:
-        """Go on as the next owner says."""
+        """Go on as the next owner's answer to "resume" says; check that no update is lost."""
         if isinstance(answer, Opened):
             assert not self._has_made(), f"LOST the update of {self.made}"
             self.does = self.after
@@ -228,13 +228,13 @@ class Chief:
             self.next_round()
 
     def _has_made(self) -> bool:
-        """Whether its update is in the owner's line."""
+        """Whether this chief's update is in the owner's line of changes."""
         owners = self.world.owners
         made = {owner.updates.get(self.made) for owner in owners} - {None}
         return not made.isdisjoint(ids(owners[self.owner or 0].line))
 
     def _open(self, opened: Opened) -> None:
-        """Get the round's pieces from the shards, or tell the owner that some are missing."""
+        """Get the round's pieces from the shards, or tell the owner that some are lost."""
         world, owner = self.world, self.world.owners[self.owner or 0]
         if world.copies:
             line, path = owner.opened[0], self.machine.memory.path
@@ -262,8 +262,8 @@ class Chief:
         owner.settle()
 
     def _wait_for_shards(self) -> None:
-        """Ask again, until the owner counts a shard's host as lost; or give the round up."""
+        """Go on asking for the round; give it up if a shard stays out of reach for too long."""
         world = self.world
         self.opened_at = world.now if self.opened_at is None else self.opened_at
-        if world.now - self.opened_at > world.timing.expiry:  # the two may be cut off for long
+        if world.now - self.opened_at > world.timing.expiry:  # the link to the shard may be cut
             self.does = "fail"

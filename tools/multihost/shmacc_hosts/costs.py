@@ -1,4 +1,4 @@
-"""What things cost: bytes, seconds, bytes a second; and the network between hosts."""
+"""The costs of a simulated job in bytes and seconds, and the network between its hosts."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
 SMALL_BYTES: Final = 300  # a report, an order, a call without rows; each contributor adds 8
 WIDTH: Final = 64  # float32 values in a row of the table
 ROW_BYTES: Final = WIDTH * 4 + 8  # a row of an update: values and index
-SUM_BYTES: Final = ROW_BYTES + 8  # a row as hosts ship it, and as the chief gets it: with a count
+SUM_BYTES: Final = ROW_BYTES + 8  # a row of sums or of the mean, which also has a count
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What hosts and the network take. docs/simulation.md says where the numbers come from."""
+    """Times and speeds of hosts and network. docs/simulation.md says how they were measured."""
 
     bandwidth: float = 25e9 / 8  # of a NIC, in each direction
     latency: float = 50e-6  # from one host to another
     call: float = 0.13e-3  # processor time to send or receive one call or answer
     owner_call: float = 1 / 870  # the owner's time for a call, with its answer
-    hold: float = 7.1e9  # a forwarder copies its segment's rows, by shard
-    reduce: float = 6.3e9  # a shard adds up pieces
-    join: float = 8.0e9  # the chief puts the mean's parts together
-    put: float = 2.5e9  # the chief puts an update into Ray's store
-    check: float = 13e-9  # for a row: a host checks an update, and reserves room for it
-    make: float = 115e-9  # for a row: a host makes an update, by Adagrad
+    hold: float = 7.1e9  # bytes a second: a forwarder copies its segment's rows, by shard
+    reduce: float = 6.3e9  # bytes a second: a shard adds up pieces
+    join: float = 8.0e9  # bytes a second: the chief joins the mean's parts
+    put: float = 2.5e9  # bytes a second: the chief puts an update into Ray's store
+    check: float = 13e-9  # seconds a row: a host checks an update, and reserves room for it
+    make: float = 115e-9  # seconds a row: a host makes an update, by Adagrad
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A job whose rounds need a gradient of each worker. Each host has a shard."""
+    """A job. Each round needs one gradient of each worker; each host has a shard."""
 
     hosts: int
     workers: int = 8  # on each host
-    touched: int = 500  # different rows of a gradient, all equally likely
+    touched: int = 500  # how many different rows a gradient has, all equally likely
     table: int = 1_000_000  # rows
-    updates: bool = True  # the chief updates the parameters in each round
+    updates: bool = True  # whether the chief updates the parameters in each round
     shared: bool = False  # how hosts get an update; see `Stored`
-    rounds: int = 3  # that are counted, after one that is not
+    rounds: int = 3  # how many rounds count; one more comes before them
     compute: float = 0.3  # median seconds that a gradient takes
     spread: float = 0.3  # the standard deviation of the logarithm of these times
     costs: Costs = field(default_factory=Costs)
     timing: Timing = field(default_factory=Timing)
     seed: int = 1
-    longest: float = 3600.0  # simulated seconds, after which the job is given up
+    longest: float = 3600.0  # simulated seconds after which the job is stopped
 
     def rows(self, gradients: int) -> float:
-        """Return how many different rows this number of gradients is expected to touch."""
+        """Return the expected number of different rows that so many gradients touch together."""
         return self.table * (1 - (1 - self.touched / self.table) ** gradients)
 
     def shipped(self, gradients: int) -> float:
@@ -64,12 +64,12 @@ class Scenario:
 
     @property
     def update(self) -> float:
-        """How many rows an update has."""
+        """The number of rows in an update."""
         return self.rows(self.hosts * self.workers)
 
 
 class Gate:
-    """Opens when this many pieces of work are done, and calls `then`."""
+    """Counts pieces of work; calls `then` when all are done."""
 
     def __init__(self, works: int) -> None:
         self.closed = works
@@ -83,11 +83,11 @@ class Gate:
 
 
 Work = Generator[float | Gate, None, None]
-"""Work that takes time: it yields the time at which it goes on, or what it waits for."""
+"""Work that takes time: it yields the time until which it waits, or a `Gate` that it waits for."""
 
 
 class Processor:
-    """Does one thing at a time, in the order in which they come: a thread."""
+    """A thread, which does one piece of work at a time, first come, first served."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -140,20 +140,20 @@ class Network:
 class Stored:
     """An object in Ray's store, which hosts get from hosts that have it.
 
-    A host asks one of those that have it whole at that time, chosen at random, as Ray does it. At
-    best (`shared`) it asks the one that can send first, also one that has still to get it.
+    As in Ray, a host gets the object from a random one of the hosts that have all of it by then. At
+    best (`shared`) a host gets it from the first that can send it, even if that one lacks it yet.
     """
 
     def __init__(self, network: Network, world: World, home: int, size: float) -> None:
         self._network, self._world, self._home, self._size = network, world, home, size
-        self._whole_at = {home: world.now}  # when each host has it whole; it may be to come
+        self._whole_at = {home: world.now}  # by host: the time, maybe future, when it has it whole
         self._since = world.now
-        self._asked: Counter[int] = Counter()  # how many hosts get it from each one now
-        self.most = 0.0  # bytes that were on their way from its home at a time
-        self.last = 0.0  # seconds until the transfer that has ended last
+        self._asked: Counter[int] = Counter()  # by sender: how many hosts get it there now
+        self.most = 0.0  # the most bytes that were under way from `home` at the same time
+        self.last = 0.0  # seconds until the last transfer so far has ended
 
     def pull(self, at: int, random: random.Random, *, shared: bool) -> Work:
-        """Get the object to a host."""
+        """Transfer the object to the host `at`."""
         network, whole_at, now = self._network, self._whole_at, self._world.now
         if at in whole_at:
             return

@@ -1,4 +1,4 @@
-"""What goes wrong in a world, and how it ends: each fault and each end is a step."""
+"""Faults: what can go wrong in a world. The beginning and the end of each fault are steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from shmacc._multihost.messages import Fence
 
 CHOICES = {"raise", "restore", "differs", "refuse", "lease", "withdraw", "clock"}
-"""Faults that are steps of other parts: of a chief or a machine, or the end of a lease.
+"""Faults that are steps of other parts: of a chief, a machine, or (as a lease ends) an owner.
 
-"clock" is a new owner whose clock is behind those of all earlier ones.
+"clock" means that a new owner's clock is behind the clocks of all earlier owners.
 """
 
 EVENTS = (
     *("actor", "silent", "frozen", "lost", "zombie", "pair", "owner", "chief", "advance"),
     *("shards", "same_step", "move", "twin"),
 )
-"""The others: what strikes a machine, a pair of machines, the owner, a chief, or a worker."""
+"""All other faults. They strike a machine, a pair of machines, the owner, a chief, or a worker."""
 
 
 class Faults:
@@ -46,7 +46,7 @@ class Faults:
         return 0.0
 
     def steps(self) -> Iterator[Step]:
-        """Yield how the present faults can go on."""
+        """Yield the steps by which the present faults can end, or go on."""
         world = self.world
         if self.last:
             return
@@ -72,7 +72,7 @@ class Faults:
         acts = [m for m in world.machines if m.core and (m.core._order or not world.timeless)]
         able: dict[str, list[Any]] = {
             **dict.fromkeys(("silent", "frozen", "lost", "shards"), numbers),
-            "zombie": [] if world.timeless else numbers,  # there Ray declares silent ones dead
+            "zombie": [] if world.timeless else numbers,  # in a search, "declare" does the same
             "actor": [machine.number for machine in acts],
             "pair": [
                 (a, b) for b in numbers for a in numbers if a < b and (a, b) not in world.cuts
@@ -105,14 +105,14 @@ class Faults:
         self._failed("actor").machines[number].end_actor()
 
     def silent(self, number: int) -> None:
-        """Cut a machine off from all."""
+        """Cut a machine off from all other machines."""
         self._failed("silent").machines[number].cut_off = True
 
     def frozen(self, number: int) -> None:
         self._failed("frozen").machines[number].frozen = True
 
     def lost(self, number: int) -> None:
-        """Lose a machine. Ray strikes it off its list: at once, if there is no time."""
+        """Lose a machine. In a timeless world Ray strikes it off its list at once, else later."""
         world = self._failed("lost")
         self.end_zombie(number)
         if world.timeless:
@@ -145,11 +145,11 @@ class Faults:
         try:
             owner.advance_step(owner.step + 1, self.world.now)
         except FailedPreconditionError:
-            return  # its copies are being changed
+            return  # the group's copies are just being changed
         owner.settle()
 
     def same_step(self, number: int) -> None:
-        """Set the step to what it is."""
+        """Call `set_global_step` with the present step."""
         owner = self._failed("same_step").owners[number]
         owner.set_global_step(owner.step, f"set {self.world.next_number()}", self.world.now)
 
@@ -167,7 +167,7 @@ class Faults:
         machines = self._failed("moved").machines
         machines[what[2]].workers.append(Worker(machines[what[0]].workers[what[1]].contributor))
 
-    # How they go on
+    # Steps that continue or end a fault
 
     def thaw(self, number: int) -> None:
         self.world.machines[number].frozen = False
@@ -179,7 +179,7 @@ class Faults:
         self.world.cuts -= {pair}
 
     def declare(self, number: int) -> None:
-        """Have Ray declare a machine dead that still runs."""
+        """Have Ray declare a running machine dead."""
         machine = self.world.machines[number]
         machine.zombie, machine.cut_off, machine.returned = True, False, True
         self.unlist(number)
@@ -192,7 +192,7 @@ class Faults:
             owner.known_dead |= owner.machine is machine
 
     def end_zombie(self, number: int) -> None:
-        """End what still runs on a machine."""
+        """End the processes of a machine, whose memory stays."""
         world, machine = self.world, self.world.machines[number]
         machine.lose(memory=False)
         world.cuts = frozenset(pair for pair in world.cuts if number not in pair)
@@ -201,25 +201,25 @@ class Faults:
                 owner.die()
 
     def back(self, number: int) -> None:
-        """Start a machine again, with its memory. It has another name."""
+        """Restart a machine under another name, with its memory."""
         machine, world = self.world.machines[number], self.world
         before = machine.name
         machine.boot()
         for owner in world.owners if world.timeless else ():
             if (host := owner._hosts.find(before)) is not None:
-                host.heard = -1e9  # nobody hears the old name any more
+                host.heard = -1e9  # the machine does not report under its old name any more
                 owner.tick(world.now)
         for chief in world.chiefs if world.timeless else ():
             if chief.machine is machine:
                 chief.replaced()
 
     def back_empty(self, number: int) -> None:
-        """Start a machine again, without its memory."""
+        """Restart a machine under another name, with its memory empty."""
         self.world.machines[number].lose(memory=True)
         self.back(number)
 
     def heal(self) -> None:
-        """End all faults; none happens from here on."""
+        """End all present faults, and allow no new ones."""
         world = self.world
         world.kinds, world.cuts, self.last = frozenset(), frozenset(), False
         for machine in world.machines:

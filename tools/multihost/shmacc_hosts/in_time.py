@@ -1,7 +1,7 @@
-"""In time: each step takes the time that processors and networks need. Nothing fails.
+"""The world in time: each step takes the time that processors and networks need; nothing fails.
 
-Machine 0 has the owner and the chief. A forwarder works as that of `shmacc.ray`: a thread for the
-segment and the core, one for the copy, and calls that wait at the owner for the next order.
+Machine 0 has the owner and the chief. A forwarder has the threads that it has in `shmacc.ray`: one
+for the segment and the core, one for the copy. Its calls wait at the owner for the next order.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ HOME = 0
 
 
 class Update(NamedTuple):
-    """The seconds of an update."""
+    """The seconds that the parts of an update take."""
 
     put: float = 0.0  # the chief puts it into Ray's store
     pull: float = 0.0  # the transfers to all hosts
     check: float = 0.0  # at a host
     make: float = 0.0  # at a host
-    messages: float = 0.0  # the rest: messages, and waiting for the owner
+    messages: float = 0.0  # the remaining time: messages, and waiting for the owner
 
 
 class Round(NamedTuple):
-    """What a round has cost."""
+    """The costs of a round."""
 
     seconds: float  # from the last gradient's apply until all hosts are at the next step
     update: Update
     out: float  # bytes in large messages from the chief's node
-    calls: float  # that the owner has answered
-    most: float  # bytes of the update on their way from the chief's node at a time
+    calls: float  # how many calls the owner has answered
+    most: float  # the most bytes of the update under way from the chief's node at the same time
 
 
 class InTime(Clocked):
-    """A job that is simulated."""
+    """A simulated job, which measures the costs of its rounds."""
 
     def __init__(self, scenario: Scenario) -> None:
         hosts = scenario.hosts
@@ -64,16 +64,16 @@ class InTime(Clocked):
         )
         self._stored = Stored(self.network, world, HOME, size)
         self._block: Opened | None = None  # the chief's
-        self._opened = 0.0, 0.0, 0.0  # then: the last apply, the bytes sent, the calls
+        self._opened = 0.0, 0.0, 0.0  # when it was opened: the last apply, bytes sent, calls
         self._fetched = 0.0
         self._update = Update()
         self.rounds: list[Round] = []
 
     def finish(self) -> Round:
-        """Let the job make its rounds; return medians over those that are counted.
+        """Let the job make its rounds; return the medians over all rounds but the first.
 
         Raises:
-            RuntimeError: They do not end.
+            RuntimeError: The rounds have not ended after `Scenario.longest` seconds.
         """
         wanted = self.scenario.rounds + 1
         self.run(self.scenario.longest, lambda: len(self.rounds) >= wanted)
@@ -83,10 +83,10 @@ class InTime(Clocked):
         update = Update(*map(statistics.median, zip(*updates, strict=True)))
         return Round(statistics.median(seconds), update, *map(statistics.median, spent))
 
-    # What takes how long
+    # Durations
 
     def seconds(self, step: Step) -> float | Work:
-        """Return how long a step takes, or the work that comes before it."""
+        """Return how long a step takes, or the work that must be done before it."""
         scenario, costs, now = self.scenario, self.scenario.costs, self.world.now
         match step.part, step.what, step.arg:
             case "machine", "apply", _:
@@ -102,7 +102,7 @@ class InTime(Clocked):
             case "machine", "make", _:
                 rows = 0.0 if self._first(step.number) else scenario.update
                 return self._copies[step.number].done(rows * costs.make) - now
-            case "machine", "replace" | "catch_up", _:  # the next round waits for all hosts
+            case "machine", "replace" | "catch_up", _:  # cannot be: a round waits for all hosts
                 raise RuntimeError("A copy is ordered at a host that has not got its update")
             case "owner", "send_order", _:
                 return self._owner.done(costs.owner_call / 2) - now
@@ -117,11 +117,11 @@ class InTime(Clocked):
         return 0.0
 
     def _first(self, at: int) -> bool:
-        """Whether a host gets its first parameters, which are not timed."""
+        """Whether a host gets its first parameters, whose time does not count."""
         return self.world.machines[at].memory.lineage.term == 0
 
     def _pull(self, at: int) -> Work:
-        """Get an update to a host, and check it, unless it is to be made now."""
+        """Transfer an update to a host, and check it there, unless it is already committed."""
         if self._first(at):
             return
         yield from self._stored.pull(at, self.random, shared=self.scenario.shared)
@@ -143,7 +143,7 @@ class InTime(Clocked):
         yield self.network.small(to, at)
 
     def _fetch(self, put: float) -> Work:
-        """Get the mean, a part of each shard; put the update into Ray's store."""
+        """Get each shard's part of the mean, join them, and put the update into Ray's store."""
         scenario = self.scenario
         assert self._block is not None
         size = scenario.shipped(self._block.count)
@@ -165,7 +165,7 @@ class InTime(Clocked):
     # Work and messages
 
     def send(self, message: Message) -> None:
-        """Plan when a message arrives; an answer first takes the owner's time."""
+        """Plan when a message arrives. Before an answer is sent, it takes the owner's time."""
         contributors = 0
         if message.kind == "report" and message.data[2].batch is not None:
             contributors = len(message.data[2].batch.contributors)
@@ -194,7 +194,7 @@ class InTime(Clocked):
         self.plan(self.touched(message))
 
     def look(self) -> None:
-        """Note when the chief gets a block, and when it hears that its update is made."""
+        """When the chief gets a block, or learns that its update was made, measure the costs."""
         world, chief, costs = self.world, self.world.chiefs[0], self.scenario.costs
         if chief.does == "told" and self._update == Update():
             rows, put = self.scenario.update, self._size / costs.put

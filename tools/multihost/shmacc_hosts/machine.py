@@ -1,4 +1,4 @@
-"""Machines: a memory, workers, and an actor that drives the library's forwarder and shards."""
+"""Simulated machines: memory, workers, and an actor that drives the library's state machines."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MOVES = {Do.CONSUME, Do.RESET, Do.SET_STEP}
 
 
 class Worker:
-    """A worker of a machine. It outlives Ray's processes there, but not the memory.
+    """A worker of a machine. It outlives Ray's processes there, but not the machine's memory.
 
     Attributes:
-        gradient: The gradient that it computes; None: it reads the step and the copy next.
-        waits: Whether that is applied, and the worker waits for the next step.
+        gradient: The gradient that it computes; None: next it reads the step and the copy.
+        waits: Whether the gradient was applied, and the worker waits for the next step.
     """
 
     def __init__(self, contributor: int | None) -> None:
@@ -40,18 +40,18 @@ class Worker:
 
 
 class Machine:
-    """A machine. If Ray is started on it again, it has another name.
+    """A machine. Each start of Ray gives it another name.
 
     Attributes:
         up: Whether Ray's processes run.
-        frozen: Whether nothing on it runs for a while.
+        frozen: Whether all its processes are stopped for a while.
         cut_off: Whether no message reaches it or leaves it.
         zombie: Whether Ray has declared it dead, though its processes run.
-        returned: Whether it was dead, or has had another result, and is not back in line yet.
+        returned: Whether it was dead, or declared dead, and does not follow the owner again yet.
         core: The `ForwarderCore` of its actor; None: it has no actor.
         serial: The number of the last order.
-        doing: What the forwarder wants done with the copy, and the order; None: nothing.
-        coming: Path and step of the copy that is being written; None: none is.
+        doing: The change of the copy that the forwarder wants, and the order; None: no change.
+        coming: Path and step of the copy that is being written; None: no copy is being written.
         shards: The machine's shards; they die with the actor.
         sent: The grant that it ships for, and the shards that have their pieces.
         polls: How many reports have no answer yet.
@@ -83,16 +83,16 @@ class Machine:
             f"torn={memory.torn} segment={memory.segment} actor={at} {self.doing} {self.coming}>"
         )
 
-    # Its processes
+    # Processes
 
     def boot(self) -> None:
-        """Start Ray's processes."""
+        """Start Ray's processes, under a new name."""
         self.boots += 1
         self.up, self.zombie = True, False
         self.world.listed |= {self.name}
 
     def lose(self, *, memory: bool) -> None:
-        """End Ray's processes; with the memory also the workers, which are started again."""
+        """End Ray's processes; if the memory is lost, too, restart the workers."""
         self.up = self.frozen = self.cut_off = False
         self.returned = True
         self.end_actor()
@@ -101,7 +101,7 @@ class Machine:
             self.workers = [Worker(worker.contributor) for worker in self.workers]
 
     def end_actor(self) -> None:
-        """End the actor, and with it its round of the segment, its shards, and what it has got."""
+        """End the actor, its shards, its changes of the copy, and its round of the segment."""
         self.core: Any = None
         self.incarnation, self.serial, self.polls = 0, -1, 0
         self.doing: Any = None
@@ -110,7 +110,7 @@ class Machine:
         self.sent: tuple[int, frozenset[int]] = (-1, frozenset())
         self.memory.segment.held = False
 
-    # Its steps
+    # Steps
 
     def steps(self) -> Iterator[Step]:
         for what, arg in () if self.frozen else self._steps():
@@ -138,7 +138,7 @@ class Machine:
         if step.what != "report":
             return 0.0
         if self.core is None:
-            return math.inf  # an owner has just ended it
+            return math.inf  # an owner has just ended the actor
         if not (self.polls or self.core.has_answer_to_come):
             return 0.0
         return cast("float", self.core.report_due(self.world.now))
@@ -155,7 +155,7 @@ class Machine:
     # Reports and orders
 
     def _has_word_for(self, owner: Any) -> bool:
-        """Whether the owner hears this machine, and would hear or tell something new."""
+        """Whether a report reaches the owner, and either side would learn something new."""
         world, core = self.world, self.core
         if owner is not world.registered and not world.hears_zombies:
             return False
@@ -171,7 +171,7 @@ class Machine:
         return not is_heard or core._make(last.number) != last
 
     def report(self, owner: int) -> None:
-        """Report to an owner, and wait there for its next order."""
+        """Send a report to an owner, which answers with an order."""
         self.polls += 1
         world, report = self.world, self.core.report(self.world.now)
         world.send("report", self, world.owners[owner].machine, owner, self.serial, report)
@@ -187,7 +187,7 @@ class Machine:
         self._settle()
 
     def _settle(self) -> None:
-        """Look at the segment, and begin what the core wants done with the copy."""
+        """Show the core the segment, and begin the change of the copy that the core wants."""
         core, segment = self.core, self.memory.segment
         if core is None:
             return
@@ -197,7 +197,7 @@ class Machine:
             self._do_at_once()
 
     def _do_at_once(self) -> None:
-        """Do what is the same whenever it is done: a search has fewer states then."""
+        """In a search, do at once what has the same effect at any time: this saves states."""
         action = self.core.next_action()
         if action and action[0] not in _MOVES and self._can_do(action):
             self.act()
@@ -228,7 +228,7 @@ class Machine:
         self._settle()
 
     def _can_do(self, action: Action) -> bool:
-        """Whether an action has an effect: to ship, only if there is news to do or to tell."""
+        """Whether an action has an effect. Shipping has none while its shards stay out of reach."""
         if action[0] is not Do.SHIP:
             return True
         left, near, core = *self._pieces(action[1]), self.core
@@ -236,7 +236,7 @@ class Machine:
         return bool(near) or not left or unreached != core._unreached
 
     def _pieces(self, grant: int) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the shards that lack their pieces, and which of them are within reach."""
+        """Return the shards that lack their pieces, and those of them that are within reach."""
         world, places, content = self.world, self.core.shard_hosts, self.memory.segment.content
         sent = self.sent[1] if self.sent[0] == grant else frozenset()
         left = frozenset(each.identity % len(places) for each in content if places) - sent
@@ -245,7 +245,7 @@ class Machine:
         return left, frozenset(shard for shard, m in awake.items() if world.reach(self, m))
 
     def _ship(self, grant: int) -> None:
-        """Send the shards that are within reach their pieces."""
+        """Send pieces to the shards that are within reach."""
         world, core, content = self.world, self.core, tuple(self.memory.segment.content)
         key, places = BatchKey(self.name, self.incarnation, grant), core.shard_hosts
         world.ledger.shipped[key] = content
@@ -261,7 +261,7 @@ class Machine:
 
     @property
     def _change(self) -> Stage:
-        """The change that is being got, or made."""
+        """The change that the machine is getting or making."""
         get, order = self.doing
         return cast("Stage", order.stage if get is Get.STAGE else self.core.stage)
 
@@ -283,7 +283,7 @@ class Machine:
         return ["catch_up", "replace"] if self._follows(source) else ["replace"]
 
     def _follows(self, source: Machine) -> bool:
-        """Whether this copy may get what another one has made since, if that one has kept it."""
+        """Whether only updates, no restore, have made the source's copy differ from this one."""
         own, path = self.memory.path, source.memory.path
         made = path[len(own) :]
         is_parent = bool(own and made) and path[: len(own)] == own
@@ -338,7 +338,7 @@ class Machine:
         self._done("changed", self.memory.look(), Refusal(self._change.update, NO_ROOM))
 
     def _source(self, order: Order) -> Machine | None:
-        """Return the machine whose copy is ordered, if that can be got."""
+        """Return the machine that the order names as source, if its copy can be got now."""
         world, source = self.world, self.world.machine(order.source or "")
         if source is None or source.frozen or source.core is None or source.memory.torn:
             return None
@@ -347,7 +347,7 @@ class Machine:
         return source if near else None
 
     def replace(self, _: object) -> None:
-        """Get another machine's copy, and begin to write it."""
+        """Get the source's whole copy, and begin to write it."""
         source: Any = self._source(self.doing[1])
         self.core.gets_whole()
         self.coming = source.memory.path, source.memory.step
@@ -359,7 +359,7 @@ class Machine:
     # Workers
 
     def _step_of(self, worker: Worker) -> str | None:
-        """Return what a worker can do now: it reads step and copy, applies, and reads again."""
+        """Return a worker's next step, "read" or "apply"; None: it must wait."""
         world, segment, gradient = self.world, self.memory.segment, worker.gradient
         if gradient is None:
             is_over = world.last_step is not None and segment.step >= world.last_step

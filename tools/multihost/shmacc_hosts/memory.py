@@ -1,7 +1,7 @@
-"""What machines keep of a group, and the ledger that checks each round.
+"""The simulated shared memory of machines, and the ledger that checks each round.
 
 The protocol sees only counts. Here each gradient has an identity, and a copy of the parameters is
-the path of the updates that it has: so segments, copies and rounds show exactly what is in them.
+the path (the sequence) of its updates: so the content of segments, copies and rounds is known.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 Path = tuple[Lineage, ...]
 TORN: Path = (Lineage(-1, 0),)
-"""What a worker has read if the copy was just being changed."""
+"""The path that a worker reads while a copy is being changed."""
 
 
 def ids(path: Path) -> tuple[tuple[int, int], ...]:
-    """Return the updates of a path, whatever their digests."""
+    """Return the names of a path's updates, without their digests."""
     return tuple(each[:2] for each in path)
 
 
 class Gradient(NamedTuple):
-    """A gradient: its identity, the step and the copy that it was computed from, and by whom."""
+    """A gradient; `local_step` and `read` are the step and the copy that it was computed from."""
 
     identity: int
     local_step: int
@@ -41,7 +41,7 @@ class Gradient(NamedTuple):
 
 @dataclass
 class Segment:
-    """A host's group, which keeps gradients instead of their sums."""
+    """A host's segment, which here keeps the gradients instead of their sums."""
 
     step: int = 0
     content: list[Gradient] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Segment:
     taken: int = 0
 
     def apply(self, gradient: Gradient) -> bool | None:
-        """Accept a gradient unless it is late; None: it has to wait for the end of the round."""
+        """Accept a gradient (True), refuse it (False), or make it wait for the round (None)."""
         if self.finished:
             return False
         if self.held and gradient.local_step > self.step:
@@ -67,7 +67,7 @@ class Segment:
         return frozenset(g.contributor for g in self.content if g.contributor is not None)
 
     def hold(self, shards: int = 1) -> Batch:
-        """Hold the segment; return its batch. A gradient's rows are all at one shard."""
+        """Hold the segment; return its batch. All rows of a gradient belong to one shard."""
         self.held = True
         weight = sum(gradient.weight for gradient in self.content)
         members = {"m": (len(self.content), weight)} if self.content else {}
@@ -81,12 +81,12 @@ class Segment:
         self.step, self.content, self.held = step, [], False
 
     def next_action(self, core: ForwarderCore) -> Action | None:
-        """Show the core the segment; return what the core wants done."""
+        """Show the core the segment; return the action that the core wants."""
         core.observe(self.step, len(self.content), finished=self.finished)
         return core.next_action()
 
     def follow(self, core: ForwarderCore, action: Action) -> None:
-        """Do an action that concerns the segment alone, and tell the core."""
+        """Do an action on the segment, and tell the core; HOLD, SHIP and STOP are not for this."""
         match action:
             case Do.RELEASE, _:
                 self.held = False
@@ -104,29 +104,29 @@ class Segment:
 
 @dataclass(slots=True)
 class Memory:
-    """What a machine keeps, whichever process dies."""
+    """A machine's shared memory, which outlives every process."""
 
     segment: Segment  # the segment; its step is -1 until it is made
     path: Path = ()  # the updates that its copy has
     begun: int = 0  # the step that the segment must reach before its gradients count
     step: int = 0  # the parameters' step
-    torn: bool = False  # whether the copy is being changed, or who changed it has died
-    # The update that the segment's step was moved for: workers must see it.
+    torn: bool = False  # whether a change of the copy has begun, and has not ended
+    # The update for which the segment's step was last moved: workers must see it.
     needs: tuple[int, int] | None = None
     promise: int = 0  # the highest term that the machine's actors have answered
-    copies: int = 0  # how many machines had the line when this one was in it last
+    copies: int = 0  # how many machines had the owner's lineage when this one last had it
 
     @property
     def lineage(self) -> Lineage:
         return self.path[-1] if self.path else NO_COPY.lineage
 
     def look(self) -> Copy:
-        """Return what is known of the copy; half of a change is undone."""
+        """Return lineage and steps of the copy; undo a change that has not ended."""
         self.torn = False
         return Copy(self.lineage, self.begun, self.step)
 
     def begin(self, step: int) -> None:
-        """Begin to change the copy. Also if this comes to nothing, the step has been noted."""
+        """Begin to change the copy. Even if the change is undone, `begun` keeps its step."""
         self.begun, self.torn = max(self.begun, step), True
 
     def change(self, path: Path, step: int) -> None:
@@ -135,7 +135,7 @@ class Memory:
 
     @property
     def shows_its_step(self) -> bool:
-        """Whether workers see no step before its parameters."""
+        """Whether workers that see the segment's step also see the parameters of this step."""
         return self.needs is None or self.segment.step < self.begun or self.needs in ids(self.path)
 
 
@@ -144,19 +144,19 @@ class BrokenPromiseError(AssertionError):
 
 
 class Ledger:
-    """The gradients of segments and rounds, recorded outside the protocol."""
+    """Records the gradients of batches and rounds, independently of the protocol."""
 
     def __init__(self, required: int) -> None:
         self.required = required  # gradients that a round requires
         self.shipped: dict[BatchKey, Sequence[Gradient]] = {}
-        self.consumed: dict[int, int] = {}  # the step of each gradient that is in a round
+        self.consumed: dict[int, int] = {}  # by gradient: the step of its round
 
     def content(self, opened: Opened) -> list[Gradient]:
-        """Return the gradients of a round. An empty batch is not shipped."""
+        """Return the gradients of a round; an empty batch was not shipped."""
         return [g for member in opened.members for g in self.shipped.get(member.key, ())]
 
     def consume(self, opened: Opened, step: int) -> list[Gradient]:
-        """Check a round that is consumed at a step; return its gradients."""
+        """Check a round that is consumed at this step; return its gradients."""
         content = self.content(opened)
         identities = {gradient.identity for gradient in content}
         who = sorted(g.contributor for g in content if g.contributor is not None)

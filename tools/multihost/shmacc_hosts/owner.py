@@ -1,4 +1,4 @@
-"""The owner: the library's `OwnerCore`, with what its driver does, and what the world looks at."""
+"""The simulated owner: the library's `OwnerCore` with a driver, and attributes for checks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from shmacc_hosts.machine import Machine
 
 _PATIENCE = 2.0  # seconds until an actor that does not answer a new owner is ended
-_PAST = -1e9  # longer ago than anything waits
+_PAST = -1e9  # a time so long ago that every wait that began then is over
 
 
 class Owner(OwnerCore):
-    """An owner on a machine. The world sees its line, its rounds, and its answers to chiefs.
+    """An owner on a machine. The world checks its line, its rounds, and its answers to chiefs.
 
     Attributes:
-        line: The path that its lineage names.
-        updates: The update of each call that it has committed.
-        opened: The line at which the last block was opened, and its step.
-        known_dead: Whether Ray says that it is dead.
-        parked: Reports that wait for an order, by number: from which machine, host and incarnation;
-            the serial of the last order; until when they wait.
-        calls: The chiefs' calls that wait, and the owner's serial when they were tried last.
+        line: The path of the copies with its lineage.
+        updates: By call: the update that the owner has committed for it.
+        opened: The path and the step at which the last block was opened.
+        known_dead: Whether Ray knows that it is dead.
+        parked: Reports that wait for an order, by number: the machine, host and incarnation that
+            sent it, the serial of its last order, and the time until which the report waits.
+        calls: Waiting calls, by chief: the call, the serial at its last try, its time limit.
         answered: How many calls it has answered.
     """
 
@@ -49,8 +49,8 @@ class Owner(OwnerCore):
         self.alive, self.known_dead = True, False
         self.parked: dict[int, tuple[int, str, int, int, float]] = {}
         self.calls: dict[int, tuple[tuple[Any, ...], int, float]] = {}
-        self.woken: dict[int, Step] = {}  # of parked reports: the step that sends the order
-        self.looked: dict[int, int] = {}  # of the others: the serial when there was no order
+        self.woken: dict[int, Step] = {}  # by parked report with news: the step that sends an order
+        self.looked: dict[int, int] = {}  # by parked report: the serial when last checked for news
         self.unheard: dict[str, float] = {}
         self.answered = 0
 
@@ -71,7 +71,7 @@ class Owner(OwnerCore):
         self.alive = False
         self.parked, self.calls = {}, {}
 
-    # Its steps
+    # Steps
 
     def steps(self) -> Iterator[Step]:
         if not self.alive or self.machine.frozen:
@@ -110,7 +110,7 @@ class Owner(OwnerCore):
         self.settle()
 
     def look_around(self, _: None = None) -> None:
-        """Look which machines Ray lists, and end actors that do not answer."""
+        """Get Ray's list of machines, and end actors that do not answer a new owner."""
         world, now = self.world, self.world.now
         if self.machine.up and not (self.machine.cut_off or self.machine.zombie):
             self.list_hosts(world.listed, now)
@@ -124,7 +124,7 @@ class Owner(OwnerCore):
         self.settle()
 
     def settle(self) -> None:
-        """Do what the driver does after each event."""
+        """End the owner, if it has resigned. A driver checks this after each event."""
         if self.has_resigned and self.alive:
             self.world.happened["resigned"] += 1
             self.die()
@@ -133,7 +133,7 @@ class Owner(OwnerCore):
     # Calls
 
     def hear_machine(self, sender: int, serial: int, report: Report) -> None:
-        """Take a machine's report; answer when there is news, or at once in a search."""
+        """Receive a machine's report; answer when there is news, or in a search at once."""
         world = self.world
         if world.timeless:
             self.look_around()
@@ -155,7 +155,7 @@ class Owner(OwnerCore):
         self.world.send("order", self.machine, to, self.order(name, incarnation))
 
     def call(self, number: int, call: tuple[Any, ...], until: float) -> None:
-        """Do a chief's call, and answer it; if it is to wait, only once there is something."""
+        """Do a chief's call, and answer it. If the chief must wait, keep the call until `until`."""
         _, _, method, args, options = call
         if self.world.timeless:
             self.look_around()
@@ -172,12 +172,12 @@ class Owner(OwnerCore):
         call, _, until = self.calls.pop(number)
         self.call(number, call, until)
 
-    # Time, in a search: each wait may end, one at a time
+    # Time in a search: the end of a wait is a step
 
     def _waits(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield each wait that may end: its step, what it waits for, and whether that is away.
+        """Yield each wait that may end: its step, the part that it waits for, whether that is away.
 
-        A wait for a part that is not away ends only if a failure of the kind "lease" may happen.
+        If the part is not away, the wait ends only where the failure "lease" is possible.
         """
         world, change = self.world, self.copies.change
         for host in self._hosts:
@@ -206,7 +206,7 @@ class Owner(OwnerCore):
         return machine is not None and self.world.reach(machine, self.machine)
 
     def end_wait(self, what: tuple[str, Any, bool]) -> None:
-        """Let a wait be over."""
+        """End a wait, by moving its beginning far into the past."""
         kind, name, is_due = what
         self.world.fails += not is_due
         host, ticket, change = self._hosts.find(name), self._queue.find(name), self.copies.change
@@ -228,7 +228,7 @@ class Owner(OwnerCore):
                 self._seen = self._seen and (self._seen[0], _PAST)
         self.wake()
 
-    # What the world looks at
+    # Hooks for the world's checks
 
     def _tend_copies(self, now: float) -> None:
         copies, change = self.copies, self.copies.change
@@ -241,14 +241,14 @@ class Owner(OwnerCore):
 
     @staticmethod
     def _can_make(report: Report | None, update: Fence) -> bool:
-        """Whether a machine has made an update, or has it staged: chiefs are told after that."""
+        """Whether a machine has made an update, or can make it."""
         if report is None or report.copy is None:
             return False
         refused = report.refused is not None and report.refused.update == update
         return update in {report.copy.lineage[:2], None if refused else report.staged}
 
     def _follow_line(self) -> None:
-        """Find the path that the lineage names now."""
+        """Set `line` to the path of the present lineage."""
         lineage, change = self.copies.lineage, self.copies.change
         if lineage is None:
             self.line = ()

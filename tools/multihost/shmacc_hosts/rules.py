@@ -1,7 +1,7 @@
-"""The rules of copies over many hosts, and how each is left out of the library's code.
+"""The rules of copies over many hosts, and how to leave each out of the library's code.
 
-A rule is left out by changed source of the functions that follow it: each change is a text that
-must be there once, and what comes in its place. So it is the real state machine that a search runs.
+To leave a rule out, the source of library functions is changed: each change replaces a text, which
+must occur once, by another text. So a search runs the library's real state machines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Rule(NamedTuple):
-    """A rule, and the changes without it: function, old text, new text."""
+    """A rule, and the changes that leave it out: function, old text, new text."""
 
     says: str
     changes: tuple[tuple[Callable[..., Any], str, str], ...]
@@ -158,7 +158,7 @@ RULES = {
 
 @contextlib.contextmanager
 def without(rule: str) -> Iterator[None]:
-    """Leave a rule out of the library's code."""
+    """Leave a rule out of the library's code while the block runs; "": leave none out."""
     sources: dict[Callable[..., Any], str] = {}
     for function, old, new in RULES[rule].changes if rule else ():
         source = sources.get(function) or textwrap.dedent(inspect.getsource(function))

@@ -1,15 +1,15 @@
-"""Every way: all states that a world without time can reach, with at most so many failures.
+"""The search: visits all states that a timeless world can reach with a given number of failures.
 
-A round, an order and an answer are taken over at once; but either part may act at any later time,
-so late and lost messages are covered. A wait ends by a step, at any time at which it is for a part
-that does not act. Besides what must hold in each state (world.py), two things must hold over all:
+Messages arrive at once. But each part may send its message at any later time, so late and lost
+messages are covered. The end of a wait is a step, which is possible whenever the awaited part
+cannot act. Each state is checked (world.py), and finally two properties of the whole search:
 
     STUCK  From each state the living parts can finish without another failure.
-    WAITS  No round waits for the end of a failure, if an owner and a chief's machine with its copy
-           can go on.
+    WAITS  No round waits for the end of a failure, if an owner, and a chief on a machine with the
+           owner's copy, can go on.
 
-States are kept as hashes of 64 bits of their keys: of a million states two have the same hash with
-a probability of one in thirty million.
+Only 64-bit hashes of states are kept: the probability that two of a million states have the same
+hash is one in thirty million.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from shmacc_hosts.steps import Step
 
-_ENDS = {"thaw", "join", "mend", "back", "back_empty"}  # they need not come
+_ENDS = {"thaw", "join", "mend", "back", "back_empty"}  # ends of failures, which may never come
 
 
 class Found(NamedTuple):
-    """What a search has found."""
+    """The result of a search."""
 
     states: int
     fault: str = ""
@@ -39,14 +39,14 @@ class Found(NamedTuple):
 
 
 def nexts(world: World) -> Iterator[Step]:
-    """Yield each step that can come next."""
+    """Yield each step that can come next in this world, including failures."""
     for part in world.parts:
         yield from part.steps()
     yield from world.faults.strikes()
 
 
 def _stuck(edges: list[tuple[int, int]], goals: list[bool]) -> list[int]:
-    """Return the states from which no steps lead to a goal."""
+    """Return the states from which no sequence of steps leads to a goal."""
     before: list[list[int]] = [[] for _ in goals]
     for one, other in edges:
         before[other].append(one)
@@ -61,12 +61,12 @@ def _stuck(edges: list[tuple[int, int]], goals: list[bool]) -> list[int]:
 
 def search(start: World, limit: int) -> Found:
     """Visit the states, breadth first, until a fault is found."""
-    gc.disable()  # what is thrown away has cycles, but they are few
+    gc.disable()  # for speed: few of the discarded objects have cycles
     numbers = {hash(key(start)): 0}
     why: list[tuple[int, str]] = [(-1, "")]
     waiting = deque([start])
     steps: list[tuple[int, int]] = []
-    own: list[tuple[int, int]] = []  # without the ends of failures
+    own: list[tuple[int, int]] = []  # the steps other than ends of failures
     done: list[bool] = []
     goes_on: list[bool] = []
 
@@ -110,15 +110,15 @@ def search(start: World, limit: int) -> Found:
 
 
 def is_done(world: World) -> bool:
-    """Whether the steps are over and all living machines are in line."""
+    """Whether the last step is reached, and all living machines have the owner's copy and step."""
     owner, last = world.registered, world.last_step
     return owner is not None and last is not None and owner.step >= last and world.are_in_line()
 
 
 def may_stand_still(world: World) -> bool:
-    """Whether rounds may stand still: the steps are over, or something blocks them.
+    """Whether rounds may stand still: the last step is reached, or something blocks them.
 
-    They are blocked if no owner leads, or no chief on a machine with the owner's copy reaches it.
+    No owner leads, or no chief on a machine with the owner's copy reaches the owner.
     """
     owner, last = world.registered, world.last_step
     if owner is None or not owner.leads or not owner.line or last is None or owner.step >= last:
@@ -136,7 +136,7 @@ def may_stand_still(world: World) -> bool:
 
 
 def begun(machines: int = 2) -> World:
-    """Return a timeless world in which all machines have the same copy, at step 0."""
+    """Return a timeless world at step 0 in which all machines have the same copy."""
     world = World(timeless=True, last_step=0, hosts=machines, workers=1, required=1, shards=0)
     for _ in range(1000):
         if world.are_in_line() and all(chief.does == "ask" for chief in world.chiefs):
@@ -150,7 +150,7 @@ def begun(machines: int = 2) -> World:
 
 
 def moved_on(world: World, what: str) -> None:
-    """Take these steps; each is named by how it begins; with "?" only if it can be taken."""
+    """Take the steps whose names begin as in `what`; a name with "?" is skipped if impossible."""
     for wanted in filter(None, (each.strip() for each in what.split(";"))):
         steps = {str(step): step for step in nexts(world)}
         name = wanted.rstrip("?")

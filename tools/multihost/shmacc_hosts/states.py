@@ -1,8 +1,8 @@
-"""Copies of worlds, and what tells two of their states apart.
+"""Copies of worlds for a search, and keys that tell their states apart.
 
-All that a world has is either of a class that is listed here, and copied, or it is immutable, and
-shared. A state's key has every attribute of these classes except those in `IGNORED`: what only
-counts, names or records.
+A copy of a world has copies of all objects whose class is listed here, and shares all others, which
+are immutable. A state's key has every attribute of the listed classes except those in `IGNORED`,
+which only count, name or record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PAST = -1e8
 
 
 def _slots(kind: type) -> list[str]:
-    """Return the attributes of objects with slots; none: they have a dictionary."""
+    """Return the slots of a class; the list is empty if its objects have a `__dict__`."""
     return [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
 
 
@@ -68,7 +68,7 @@ _PLAIN = {int, bool, str, float, type(None), frozenset, Fence, Lineage, Copy}
 
 
 def copied(one: Any, made: dict[int, Any] | None = None) -> Any:
-    """Return a copy of a world, or of a part of it."""
+    """Return a deep copy of a world or of a part; `made` has the copies of objects by id."""
     made = {} if made is None else made
     kind = type(one)
     if kind in _COPIED:
@@ -95,12 +95,12 @@ def copied(one: Any, made: dict[int, Any] | None = None) -> Any:
 
 
 def key(world: World) -> tuple[Any, ...]:
-    """Return what tells this state of a world from others."""
+    """Return the key of a world's state: states with the same key behave alike."""
     return (*_Keys(world).of(world), *(_links(world, chief) for chief in world.chiefs))
 
 
 def _links(world: World, chief: Chief) -> Any:
-    """Return what owners know of a chief: names of tickets and calls are used once only."""
+    """Return what owners know of a chief, without the names of tickets and calls."""
     found: list[Any] = [chief.machine.number, chief.alive]
     for owner in world.owners:
         left = owner._queue.served(chief.ticket)
@@ -113,7 +113,7 @@ def _links(world: World, chief: Chief) -> Any:
 
 
 class _Keys:
-    """Makes keys of the parts of a world."""
+    """Makes the keys of a world's parts."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -155,7 +155,7 @@ class _Keys:
         return known, self._of_object(one, Machine)
 
     def of_owner(self, one: Owner) -> Any:
-        # What a host has reported of a grant, or of a change, matters while there is one.
+        # Reported facts about a grant or a change matter only while there is a grant or a change.
         self._grants, self._changes = one._grant is not None, one.copies.change is not None
         return one.machine.number, one._seen is not None, self._of_object(one, Owner)
 

@@ -1,4 +1,4 @@
-"""What can happen in a world, as data."""
+"""Steps and messages: all that can happen in a world, as data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAY_ENOUGH = {
 
 
 class Step(NamedTuple):
-    """A step of a part: `what` is the name of its method."""
+    """A step of a part of the world: `what` is the name of the part's method."""
 
     part: str
     number: int
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     arg: Any = None
 
     def __str__(self) -> str:
-        """Return its short name, as searches tell it: m0 is machine 0, o0 an owner, c0 a chief."""
+        """Return a short name for paths of searches: m0 is machine 0, o0 an owner, c0 a chief."""
         where = "" if self.part == "faults" else f"{self.part[0]}{self.number} "
         if self.what == "end_wait":
             return where + " ".join(map(str, self.arg))
@@ -40,5 +40,5 @@ class Message(NamedTuple):
     kind: str
     sender: int
     receiver: int
-    name: str  # the receiver's, which changes when it is started again
+    name: str  # the receiver's name, which changes when it is restarted
     data: tuple[Any, ...]

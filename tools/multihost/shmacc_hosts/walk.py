@@ -1,4 +1,4 @@
-"""At random: each step takes a random time, messages are lost, doubled and late, faults strike."""
+"""Random walks: steps take random times, messages are lost, doubled or late, and faults strike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shmacc_hosts.owner import Owner
     from shmacc_hosts.world import World
 
-# Seconds that steps take, from and to; the others take up to 5 ms.
+# The least and the most seconds that a step takes; steps that are not listed take up to 5 ms.
 _TAKES = {
     "start": (0.02, 0.3), "report": (0.0, 0.01), "act": (0.0, 0.02), "stage": (0.0, 0.03),
     "unstage": (0.0, 0.2), "refuse": (0.0, 0.06), "make": (0.0, 0.03), "made": (0.0, 0.03),
@@ -35,11 +35,11 @@ _CHOICE_OF = {
     "fail": "raise", "skip": "raise", "restore": "restore", "withdraw": "withdraw",
     "refuse": "refuse", "cannot_make": "refuse", "made_otherwise": "differs",
 }  # fmt: skip
-_SLOW = {"stage", "make", "made", "replace", "catch_up"}  # these may also take longer than a lease
+_SLOW = {"stage", "make", "made", "replace", "catch_up"}  # sometimes take longer than a lease
 
 
 class Clocked:
-    """A world in which time passes: a step is taken some time after it has become possible."""
+    """A walk with time: each step is taken some time after it has become possible."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -57,7 +57,7 @@ class Clocked:
             yield gate
 
     def touched(self, what: Step | Message) -> list[Any]:
-        """Return the parts whose steps may have changed by an event."""
+        """Return the parts whose possible steps an event may have changed."""
         world = self.world
         seen = world.registered, world.happened["conflicts"], world.happened["actors ended"]
         if seen != self._touched:
@@ -70,7 +70,7 @@ class Clocked:
     _touched: tuple[Owner | None, int, int] | None = None
 
     def seconds(self, step: Step) -> float | Work:
-        """Return how long a step takes from when it can be taken, or the work before it."""
+        """Return how long a step takes once it is possible, or the work that comes before it."""
         raise NotImplementedError
 
     def send(self, message: Message) -> None:
@@ -91,7 +91,7 @@ class Clocked:
             self.at(waits, lambda: self.start(work, done))
 
     def plan(self, parts: Iterable[Any]) -> None:
-        """Plan the steps that can be taken now; forget those that cannot any more."""
+        """Plan the steps that are possible now; forget planned steps that are not any more."""
         now = self.world.now
         for part in parts:
             where = part.part, part.number
@@ -103,7 +103,7 @@ class Clocked:
                 plans[step] = planned
 
     def _planned_for(self, step: Step, due: float) -> tuple[float, float]:
-        """Plan a step; return from when on it can be taken, and when it will be."""
+        """Plan a step; return when it becomes possible, and when it will be taken."""
         seconds = self.seconds(step)
         if isinstance(seconds, float):
             self.at(due + seconds, step)
@@ -119,7 +119,7 @@ class Clocked:
         return due, math.inf
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, or until the condition holds; it is checked after each event."""
+        """Let so many seconds pass; stop after an event once `until()` is true."""
         world, end = self.world, self.world.now + seconds
         self.plan(world.parts)
         while self._events and not until():
@@ -142,7 +142,7 @@ class Clocked:
                 self.plan(self.touched(what))
 
     def _come(self, step: Step, time: float) -> None:
-        """Take a planned step, if it still is planned for this time."""
+        """Take a planned step, if it is still planned for this time."""
         part, plans = self.world.part(step), self._planned[step[:2]]
         if plans.get(step, (0.0, 0.0))[1] == time:
             del plans[step]
@@ -150,7 +150,7 @@ class Clocked:
                 self.world.do(step)
 
     def look(self) -> None:
-        """Look at the world after an event."""
+        """Check the world after an event."""
         self.world.check()
 
     def arrive(self, message: Message) -> None:
@@ -159,13 +159,13 @@ class Clocked:
 
 
 class AtRandom(Clocked):
-    """A world whose next steps, delays and faults are random.
+    """A walk whose next steps, delays and faults are random.
 
     Args:
-        rates: How often each kind of fault strikes: of `EVENTS` how often a second; of the others
-            with what probability: "drop", "double" and "late" a message, "slow" a change of a copy,
-            and of `CHOICES` whenever there is the choice. "strikes" is the probability that events
-            strike right after the owner has changed something: then the least is finished.
+        rates: How often each kind of fault strikes. For `EVENTS`: times a second. For the others: a
+            probability, of "drop", "double" and "late" for each message, of "slow" for each change
+            of a copy, of `CHOICES` whenever there is the choice. "strikes" is the probability that
+            events strike right after the owner has changed something, when much is unfinished.
     """
 
     def __init__(self, world: World, seed: int, rates: Mapping[str, float]) -> None:
@@ -239,15 +239,15 @@ class AtRandom(Clocked):
             super().arrive(message)
 
     def heal(self) -> None:
-        """Let nothing go wrong from here on."""
+        """End all faults, and let no more strike."""
         self.rates = {"slow": 0.0, "strikes": 0.0, "withdraw": 0.0}
         self.world.faults.heal()
 
     def break_one(self) -> None:
         """Freeze a machine for good, or cut it off from a chief's machine.
 
-        The others must be able to go on: so it is not the owner's or a chief's machine, and the
-        workers of the others are enough for a round.
+        The others must be able to go on: so the machine has no owner and no chief, and the workers
+        of the other machines are enough for a round.
         """
         world = self.world
         if not world.owners:

@@ -1,16 +1,16 @@
 """The world: its parts, their messages, and what must hold at each instant.
 
     GRAD  Each gradient of a round was computed from exactly the owner's path at the round's step.
-    ONCE  No copy has an update twice. No gradient is in two rounds of one line.
-    FORK  The copies of living machines are in one line.
-    LOST  An update that a chief was told of is in the owner's line, while a machine lives that has
-          it, or took part in it.
+    ONCE  No copy has an update twice. No gradient is in two rounds of one line of changes.
+    FORK  The copies of living machines belong to one line: of two paths, one begins with the other.
+    LOST  An update that a chief was told of is in the owner's line, as long as a machine lives that
+          has the update, or could make it.
     SEEN  Workers see no step before its parameters.
     CALL  A chief's call is made once, however often and late it is repeated.
     OWN   A chief's own machine has the copy of its round.
 
 Without parameters, the ledger checks each round. Machines that have come back, or that Ray has
-declared dead, may have anything until they are back in line.
+declared dead, may break these rules until they follow the owner again.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ TIMING = Timing(heartbeat=0.1, announce=0.01, lease=1.0, grace=0.3, expiry=5.0, 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class World:
-    """Machines, owners and chiefs."""
+    """Machines, owners and chiefs, with the records by which they are checked."""
 
     hosts: int = 3  # how many machines
     workers: int = 2  # on each machine
     leaders: int = 2  # how many chiefs; they ask for rounds in turn
     required: int = 3  # the gradients that a round requires
-    shards: int = 2  # how many; 0: nothing is shipped
+    shards: int = 2  # how many shards; 0: nothing is shipped
     copies: bool = True  # whether the group has parameters
     contributors: bool = True  # whether workers say who they are
     follows: bool = True  # whether workers wait for the next step after each gradient
-    last_step: int | None = None  # at which rounds end
-    # Whether no time passes: messages arrive at once, and waits end by steps.
+    last_step: int | None = None  # at this step the world makes no more rounds
+    # Whether no time passes (in a search): messages arrive at once, and waits end by steps.
     timeless: bool = False
-    kinds: frozenset[str] = frozenset()  # of the failures that may happen
-    failures: int = 0  # how many in a timeless world
+    kinds: frozenset[str] = frozenset()  # the kinds of failures that may happen
+    failures: int = 0  # how many failures may happen, in a timeless world
     timing: Timing = TIMING  # how long the parts wait for each other
     size: int = 0  # of an update, in bytes
     parks: float = 0.0  # the seconds that a chief's call waits at the owner
-    # Whether an owner that Ray has declared dead may still hear machines.
+    # Whether machines that Ray has declared dead can still exchange messages.
     hears_zombies: bool = False
     fails: int = 0  # how many failures have happened
     now: float = 0.0
-    listed: frozenset[str] = frozenset()  # the machines that live, by Ray's word
+    listed: frozenset[str] = frozenset()  # the machines that Ray lists as alive
     cuts: frozenset[tuple[int, int]] = frozenset()
     known_step: int = 0  # the step that a chief without parameters knows
     applied_at: float = 0.0
@@ -71,18 +71,18 @@ class World:
     told: tuple[tuple[tuple[int, int], tuple[tuple[int, str], ...]], ...] = ()
     messages: list[Message] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
-    # Gradients, with the fence of their segment.
+    # The accepted gradients by identity, with the fence of their segment.
     accepted: dict[int, tuple[Gradient, Fence | None]] = field(default_factory=dict)
-    paths: dict[Lineage, Path] = field(default_factory=dict)  # what copies with a lineage have
-    # The steps of these copies; of a restored one, where it was made first.
+    paths: dict[Lineage, Path] = field(default_factory=dict)  # the path of copies with a lineage
+    # By lineage: the step of the first copy that had it.
     steps: dict[Lineage, int] = field(default_factory=dict)
-    # What a copy is after a restore, by the restore's name.
+    # By a restore's name: the path of copies after this restore.
     wholes: dict[Fence, Path] = field(default_factory=dict)
     _rounds_of: dict[int, tuple[tuple[int, int] | None, ...]] = field(default_factory=dict)
     _numbers: int = 0
 
     def __post_init__(self) -> None:
-        """Make the parts. The first chief that calls makes the first owner."""
+        """Make machines and chiefs. The first chief that calls makes the first owner."""
         self.ledger, self.faults = Ledger(self.required), Faults(self)
         self.owners: list[Owner] = []
         self.machines: list[Machine] = []
@@ -121,9 +121,9 @@ class World:
         getattr(self.part(step), step.what)(step.arg)
 
     def settle(self) -> None:
-        """Take the steps that are the same whenever they are taken: a search has fewer states then.
+        """Take at once the steps that have the same effect at any time: this saves states.
 
-        Workers forget gradients that will be refused. Chiefs hear the answers to their calls.
+        Workers forget gradients that will be refused, and chiefs get answers to their calls.
         """
         for machine in self.machines:
             segment = machine.memory.segment
@@ -144,7 +144,7 @@ class World:
         return None
 
     def may(self, kind: str) -> bool:
-        """Whether there may be one more failure of this kind."""
+        """Whether one more failure of this kind may happen."""
         return kind in self.kinds and (not self.timeless or self.fails < self.failures)
 
     # Messages
@@ -189,12 +189,12 @@ class World:
             to.call(number, call, self.now + self.parks)
 
     def may_call(self, chief: Chief, owner: Owner) -> bool:
-        """Whether a chief's call can have an effect; if time passes, messages may be lost, too."""
+        """Whether a chief may call: always if time passes, in a search only if it has an effect."""
         if not self.timeless:
             return True
         if not owner.alive or not self.reach(chief.machine, owner.machine):
             return False
-        # Chiefs do not queue behind one that can be served: that gives fewer states.
+        # A chief does not queue behind another that can be served: this saves states.
         others = [c for c in self.chiefs if c is not chief and c.does == "ask" and c.alive]
         waiting = [c for c in others if owner._queue.find(c.ticket) is not None]
         served = any(
@@ -214,7 +214,7 @@ class World:
         return next((c for c in self.chiefs if c.ticket == ticket and c.alive), None)
 
     def maker(self, stage: Stage) -> Chief | None:
-        """Return the chief that makes a change; None: it has dropped it."""
+        """Return the chief that makes a change; None: the chief is dead, or has dropped it."""
         name, call = stage.source
         chief = self.chiefs[name[0]]
         return chief if chief.alive and (chief.name, chief.made) == (name, call) else None
@@ -227,12 +227,12 @@ class World:
 
     @property
     def registered(self) -> Owner | None:
-        """The owner that Ray knows; None: it knows that there is none."""
+        """The owner that Ray knows; None: there was none, or Ray knows that it is dead."""
         found = self.owners[-1] if self.owners else None
         return None if found is None or found.known_dead else found
 
     def find_owner(self, machine: Machine, *, is_behind: bool = False) -> Owner:
-        """Return the owner that a chief finds, or makes. Clocks of machines differ."""
+        """Return the owner that Ray knows; without one, make it, with a clock of its own."""
         if self.registered is None:
             number = len(self.owners)
             clock = 0 if is_behind else 1
@@ -244,12 +244,12 @@ class World:
         return self.owners[-1]
 
     def restored_step(self, chief: Chief) -> int:
-        """Return the step of a checkpoint: an earlier one, or a later one."""
+        """Return the step of a checkpoint, which is earlier or later than the owner's step."""
         later = chief.life % 2 and not self.timeless
         return self.owners[chief.owner or 0].step + 2 if later else 0
 
     def end_others(self, contributor: int) -> None:
-        """End all workers of a contributor but the latest, as the error of a conflict advises."""
+        """End all but one worker of a contributor, as the error message of a conflict advises."""
         self.happened["conflicts"] += 1
         having = [(m, w) for m in self.machines for w in m.workers if w.contributor == contributor]
         for machine, worker in having[:-1]:
@@ -258,12 +258,12 @@ class World:
     # What must hold
 
     def note(self, path: Path, step: int) -> None:
-        """Note path and step of a copy: its lineage says it whole."""
+        """Note path and step of a copy; fail if another copy has this lineage and another path."""
         self.steps.setdefault(path[-1], step)
         assert self.paths.setdefault(path[-1], path) == path, f"two copies are {path[-1]}"
 
     def check_pieces(self, opened: Opened, found: list[Gradient]) -> None:
-        """Check what a chief has got from the shards."""
+        """Check that the pieces from the shards are the round's gradients."""
         assert sorted(found) == sorted(self.ledger.content(opened)), "PIECES"
         assert opened.count == len(found)
         assert opened.weight == sum(each.weight for each in found)
@@ -286,13 +286,13 @@ class World:
         self.rounds += 1
 
     def was_told(self, update: tuple[int, int], names: list[str]) -> None:
-        """Note that a chief may be told of an update that these hosts have."""
+        """Note that a chief is told of an update, and which hosts could make it."""
         if all(update != other for other, _ in self.told):
             who = [(m.number, name) for name in names if (m := self.machine(name)) is not None]
             self.told = (*self.told, (update, tuple(who)))
 
     def check(self) -> None:
-        """Check what must hold at each instant."""
+        """Check all that must hold at each instant (see the head of this file)."""
         owner = self.registered
         if owner is not None:
             pending = sum(host.pending(owner.fence) for host in owner._hosts)
@@ -329,7 +329,7 @@ class World:
         return in_line and memory.shows_its_step and memory.promise == owner.fence.term
 
     def are_in_line(self) -> bool:
-        """Whether all living machines have the owner's copy and step, and count again."""
+        """Whether all living machines have the owner's copy and step: so all gradients count."""
         owner = self.registered
         return (
             owner is not None
@@ -349,9 +349,9 @@ class World:
         )
 
     def lost(self) -> list[Gradient]:
-        """Return gradients of past steps that were accepted and are in no round.
+        """Return gradients of past steps that were accepted, but are in no round.
 
-        Without those that `advance_step` dropped: at which fence is in `faults.dropped`.
+        Leave out gradients of the fences in `faults.dropped`: `advance_step` has dropped them.
         """
         step = self.owners[-1].step
         return [
