@@ -1,4 +1,4 @@
-"""`exits.way` chooses what becomes of a handle: every combination of its arguments."""
+"""`exits.way` decides how a handle ends, for all combinations of its arguments."""
 
 import itertools
 from typing import Final
@@ -7,8 +7,8 @@ import pytest
 
 from shmacc._segment.exits import Hook, Way, way
 
-# hook, whether the program is over, whether other threads are in the way, whether it failed ("*":
-# either). The first line that fits counts.
+# The columns: hook, main_over, others and failed (arguments of `way`; "*": any), and the result.
+# The first row that fits decides.
 TABLE: Final = (
     (Hook.OBJECT, "*", True, "*", Way.ANNOUNCE_END), (Hook.OBJECT, "*", False, "*", Way.CLOSE),
     ("*", "*", False, "*", Way.LEAVE), ("*", True, True, "*", Way.ANNOUNCE_END),
