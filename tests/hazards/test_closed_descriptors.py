@@ -73,7 +73,7 @@ def _refuses(acc: Any) -> None:
 
 
 def _becomes_another(*, pipe: Pipe) -> None:
-_close_all_but(pipe)  # so that files opened after the next close get the same numbers
+    _close_all_but(pipe)  # so that files opened after the next close get the same numbers
     stale = shmacc.attach("a")
     _add(stale)
     number = _descriptor("a")

@@ -27,7 +27,7 @@ from shmacc._multihost.segment import HostGroup, LocalSegment
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 
-# Each example of the variable stands for 2.5 ms here.
+# Each of SHMACC_FUZZ_EXAMPLES stands for 2.5 ms here.
 SECONDS: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "200")) / 400
 
 _ROWS: Final = 3000

@@ -29,7 +29,7 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", wrong_answers.KINDS)
-def test_an_operation_with_a_failed_assertion_is_done_fully_or_not_at_all(preloaded: Path, kind: str) -> None:
+def test_a_failed_assertion_leaves_an_operation_done_or_undone(preloaded: Path, kind: str) -> None:
     ends = run(preloaded, kind)
     named = [AT.search(error) for error, _ in ends]
     places = {found.group(1, 2) for found in named if found}

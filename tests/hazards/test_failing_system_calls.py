@@ -90,7 +90,7 @@ def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> No
 
 
 def finish(kept: Any) -> Any:
-    """Clean up; return what the next process finds."""
+    """Check what the next process finds, and clean up; return what it found."""
     if kept is not None:
         kept.close()
     found = None
@@ -132,7 +132,7 @@ def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
     if code:
         assert is_right(said, code, deed), f"{name}: {errno.errorcode[code]} became {said}"
     found = finish(kept)
-    if found and deed.act is SCENE.operation:  # the first gradient, and those of one or two attempts
+    if found and deed.act is SCENE.operation:  # the first gradient, and one or two from attempts
         assert found.counters[0] == (2 if said else 3)
     return number, len(errors_of_it) if code else 0
 

@@ -66,7 +66,7 @@ def test_rows_that_collide_in_one_segment_do_not_collide_in_another() -> None:
         rows = random_rows(100 * ROWS)
         flood = np.sort(rows[np.argsort(hash_rows(rows, key))[:ROWS]])
         ordinary = cost(secret, random_rows())
-        assert cost(known, flood, 1) > MUCH * ordinary  # this attack is possible: see docs/hazards.md
+        assert cost(known, flood, 1) > MUCH * ordinary  # this attack works: see docs/hazards.md
         assert cost(secret, flood) < MUCH * ordinary
 
 

@@ -177,7 +177,7 @@ def test_a_handler_may_fork_in_a_waiting_take(acc: ConditionalAccumulator, way: 
     call = lambda: acc.take(50).count  # noqa: E731
     with Apart(_fork_in_the_handler, acc, call, way, _attach_and_apply) as waiting:
         _let_it_fork(waiting)
-        until(lambda: acc.num_accumulated() == 1 + (way == "uses it"))  # the child has done its work
+        until(lambda: acc.num_accumulated() == 1 + (way == "uses it"))  # the child is done
         assert acc.stats().waiting == 1
         for _ in range(50 - acc.num_accumulated()):
             assert acc.apply_grad(1.0)

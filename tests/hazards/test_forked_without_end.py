@@ -57,7 +57,7 @@ def _attach_and_apply() -> list[bool]:
         return [process.alive for process in inspection.describe("acc").processes]
 
 
-def test_a_new_process_can_attach_if_dead_processes_fill_the_list(acc: ConditionalAccumulator) -> None:
+def test_a_process_can_attach_if_dead_processes_fill_the_list(acc: ConditionalAccumulator) -> None:
     run_apart(_fill_with_the_dead)
     assert len(inspection.describe("acc").processes) == PLACES
     assert run_apart(_attach_and_apply) == [True, True]

@@ -408,8 +408,8 @@ def test_an_apply_without_room_in_the_list_of_processes_raises() -> None:
 
 
 @apart(shm=SIZE)
-def test_a_refused_gradient_that_freed_memory_keeps_the_records_right() -> None:
-    """A refused gradient frees memory of its round, and must leave the records."""
+def test_a_refused_gradient_that_freed_memory_leaves_correct_records() -> None:
+    """The gradient needs room, frees memory of an earlier round, and is still refused."""
     with shmacc.SparseConditionalAccumulator("f4", None, "full") as acc:
         for step, rows in enumerate([20_000] + [1] * 8):
             acc.apply_grad(range(rows), np.ones((rows, 64), "f4"), local_step=step)
@@ -422,7 +422,7 @@ def test_a_refused_gradient_that_freed_memory_keeps_the_records_right() -> None:
 
 @apart(shm=SIZE)
 def test_a_refused_update_keeps_no_memory_for_old_rows() -> None:
-    """A refused update keeps no memory, not even for the old rows' numbers."""
+    """A refused update gives all its memory back, also that for saving old rows."""
     rows = np.arange(40_000)
     with (
         shmacc.Parameters({"a": np.zeros((40_000, 16), "f4")}, optimizer=optim.SGD(1.0)) as params,
@@ -440,7 +440,7 @@ def test_a_refused_update_keeps_no_memory_for_old_rows() -> None:
 
 @apart(shm=SIZE)
 def test_a_refused_update_of_a_table_keeps_no_memory_for_new_rows() -> None:
-    """An update that fails for want of rows gives its memory back."""
+    """An update that finds no room for new rows gives its memory back."""
     both = _both(TABLE)
     both.update(_of_rows(np.arange(10), 4))
     both.group.apply(_of_rows(np.arange(100_000), 4), 1)

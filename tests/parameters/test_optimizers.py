@@ -207,7 +207,7 @@ def test_a_value_that_is_no_optimizer_of_an_array_is_refused(wrong: Any, why: st
 
 @pytest.mark.parametrize("constraint", [optim.UnitNorm(), optim.MaxNorm(1.0)], ids=repr)
 @pytest.mark.parametrize("one", [np.ones(3), np.float32(1), TableSpec(())], ids=repr)
-def test_a_norm_constraint_on_a_number_is_refused(constraint: optim.Constraint, one: Any) -> None:
+def test_a_norm_of_single_number_rows_is_refused(constraint: optim.Constraint, one: Any) -> None:
     contents = {"rows": np.ones((3, 2)), "one": one}
     optimizer = optim.SGD(0.1, constraint=constraint)
     with pytest.raises(errors.InvalidArgumentError, match="two dimensions or more, but 'one' has"):
