@@ -34,7 +34,7 @@ class Accumulators(RuleBasedStateMachine):
     element: Element
 
     def __init__(self) -> None:
-        """Enter a namespace of its own, since one test makes many of these machines."""
+        """Enter a namespace of its own, since one test runs many of these state machines."""
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.namespace = self.stack.enter_context(testing.isolated_namespace())
@@ -93,7 +93,7 @@ class Accumulators(RuleBasedStateMachine):
         return got, want
 
     def same_state(self) -> None:
-        """Compare what both show without a take."""
+        """Compare what the accumulator and the model show without a take."""
         assert self.acc.num_accumulated() == self.model.count
         assert self.acc.global_step == self.model.step
         stats = self.acc.stats()
@@ -253,7 +253,7 @@ class SparseAccumulators(Accumulators):
     kinds = shmacc.SparseConditionalAccumulator, SparseModel
 
     def draw_gradient(self, data: st.DataObject, kind: str, seed: int) -> tuple[Array, Array]:
-        """Draw indices in any order; if a 64-bit sum could overflow on the way, none repeats."""
+        """Draw indices in any order, without repeats if a 64-bit sum could overflow on the way."""
         declared = self.model.declared or ()
         limit = declared[0] if declared and declared[0] is not None else 40
         index = st.integers(0, limit - 1)

@@ -117,7 +117,7 @@ async def test_a_round_is_consumed_when_its_block_ends(acc: Accumulator) -> None
         await asyncio.sleep(0)
         assert taken.value.item() == 1.0
         assert not follower.done()
-        assert not acc.apply_grad(2.0)  # sealed
+        assert not acc.apply_grad(2.0)  # the step is sealed
         assert acc.global_step == 0
     assert await follower == 1
 
@@ -176,7 +176,7 @@ async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator)
 
 @pytest.mark.parametrize("own", [True, False], ids=["one_handle", "two_handles"])
 @pytest.mark.parametrize("waiter", ["take", "round"])
-def test_calls_undo_a_take_not_yet_received(acc: Accumulator, waiter: str, *, own: bool) -> None:
+def test_a_call_undoes_a_take_not_yet_received(acc: Accumulator, waiter: str, *, own: bool) -> None:
     async def chief() -> int:
         if waiter == "take":
             return (await acc.take_async(1)).count
@@ -206,7 +206,7 @@ async def test_advance_step_discards_a_take_that_its_task_did_not_receive(acc: A
     task = await queued(acc, acc.take_async(1))
     acc.apply_grad(1.0)
     until_taken(acc)
-    assert acc.advance_step(7) == 1  # before the loop comes to the task
+    assert acc.advance_step(7) == 1  # before the event loop runs the task
     assert not acc.apply_grad(2.0, local_step=6)
     assert acc.apply_grad(3.0, local_step=7)
     taken = await task
@@ -311,7 +311,7 @@ def test_a_task_that_waits_is_collected_with_its_loop(acc: Accumulator) -> None:
     assert known() is None
 
 
-def test_many_cancellations_lose_nothing(acc: Accumulator) -> None:
+def test_many_cancellations_lose_no_gradient(acc: Accumulator) -> None:
     took = cancellations = 0
 
     async def taker(seed: int) -> None:

@@ -146,7 +146,7 @@ def test_a_take_of_more_gradients_than_the_capacity_is_refused(acc: ConditionalA
     assert acc.take(2, timeout=0).count == 2
 
 
-def test_a_partial_uses_its_count_of_the_capacity() -> None:
+def test_a_partial_needs_as_much_capacity_as_its_gradients() -> None:
     five, two = (shmacc.DensePartial(np.array(1.0), count, 0) for count in (5, 2))
     with make(4) as acc:
         assert acc.apply_partial(five)  # an empty accumulator accepts a partial of any size

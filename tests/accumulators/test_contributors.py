@@ -98,7 +98,7 @@ def test_a_raising_log_handler_does_not_disturb_later_applies(acc: ConditionalAc
     assert (acc.stats().repeated, acc.num_accumulated()) == (2, 1)
 
 
-def test_hundreds_of_contributors_are_kept_apart(acc: ConditionalAccumulator) -> None:
+def test_hundreds_of_contributors_count_once_each(acc: ConditionalAccumulator) -> None:
     who = np.random.default_rng(1).integers(0, LAST, 300, endpoint=True).tolist()
     for contributor in who * 2:
         assert acc.apply_grad(1.0, contributor=contributor)
@@ -176,7 +176,7 @@ def test_a_weighted_gradient_that_overflows_adds_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("lanes", "sparse"), [(1, True), (3, True), (2, False)])
-def test_weights_of_all_lanes_do_not_overflow(lanes: int, *, sparse: bool) -> None:
+def test_an_apply_that_would_overflow_all_weights_is_refused(lanes: int, *, sparse: bool) -> None:
     """An apply that would overflow is refused in every lane; all others are taken."""
     kind: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
     grad: Any = ([3], [1.0]) if sparse else (1.0,)
@@ -207,7 +207,7 @@ def _weighing(weight: int, *, sparse: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["of nobody", "with contributors"])
-def test_counts_of_partials_in_all_lanes_do_not_overflow(*, named: bool) -> None:
+def test_a_partial_that_would_overflow_all_counts_is_refused(*, named: bool) -> None:
     with ConditionalAccumulator("f8", lanes=2) as acc:
         assert acc.apply_partial(_weighing((LAST // MOST - 8) * MOST))
         for contributor in range(8):

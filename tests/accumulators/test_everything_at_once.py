@@ -163,7 +163,7 @@ def add_rows(acc: Any, number: int) -> None:
 
 def overflow(acc: Any, _number: int) -> None:
     """Change rows in place and undo the change, which is another kind of commit."""
-    rows = np.arange(10**6, 10**6 + 8)  # nobody else's
+    rows = np.arange(10**6, 10**6 + 8)  # no other part uses these rows
     values = np.ones((8, 2), np.int64)
     for last in (1, MOST):  # does not overflow if there was a take in between
         values[-1] = last

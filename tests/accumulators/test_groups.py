@@ -235,7 +235,7 @@ def test_attach_returns_the_group() -> None:
         assert not isinstance(found.members["fc"], shmacc.IndexedSlicesSpec)
 
 
-def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
+def test_a_pickled_partial_can_be_applied_to_another_group(group: Any) -> None:
     with make_group(TWO) as far:
         group.apply(GRADIENT, 0, contributor=4, weight=3)
         group.apply({"fc": [1, 1, 1]}, 0)
@@ -261,5 +261,5 @@ def test_a_partial_whose_members_count_more_is_refused(group: Any, changed: dict
         group.apply_partial(shmacc.GroupPartial({"fc": of_fc}, 2, 0))
     group.apply(GRADIENT, 0)
     with pytest.raises(errors.InvalidArgumentError, match="take_partial"):
-        group.apply_partial(group.take(1))  # no partial
+        group.apply_partial(group.take(1))  # a take's result is no partial
     assert group.num_accumulated() == 0

@@ -118,7 +118,7 @@ def test_memory_stays_reserved_while_large_rounds_come_often(kind: str, namespac
                 assert _occupied(namespace) == much
             round_of(many)
             assert _occupied(namespace) == much
-        for _ in range(SMALL_ROUNDS + 1):  # the last round's first gradient gives it back
+        for _ in range(SMALL_ROUNDS + 1):  # the last round's first gradient frees memory
             round_of(10)
         # All regions together may keep half a MiB.
         assert _occupied(namespace) <= little + 2**19

@@ -87,11 +87,11 @@ def row_partial(**changes: Any) -> SparsePartial:
     return SparsePartial(**(fields | changes))
 
 
-def test_rows_of_a_partial_do_not_repeat() -> None:
+def test_a_partial_with_repeated_rows_is_refused() -> None:
     """With repeats, a row could count more than all gradients. Rows may be in any order."""
     four = {"values": np.ones((4, 1), "f4"), "row_counts": [1, 1, 1, 1]}
     with SparseConditionalAccumulator("f4") as acc:
-        for step in (0, 1):  # fresh, then stale
+        for step in (0, 1):  # the partials are fresh, then stale
             acc.set_global_step(step)
             for bad in row_partial(indices=[3, 3]), row_partial(indices=[5, 3, 4, 5], **four):
                 with nothing_changes(acc), refused() as caught:

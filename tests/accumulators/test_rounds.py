@@ -65,7 +65,7 @@ def test_applies_of_later_steps_wait_for_the_end(acc: ConditionalAccumulator, st
     assert acc.take(1, timeout=0).value.item() == 2.0
 
 
-def test_applies_that_waited_are_judged_by_the_new_step(acc: ConditionalAccumulator) -> None:
+def test_applies_that_waited_are_checked_against_the_new_step(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with ThreadPoolExecutor() as pool, pytest.raises(errors.FailedPreconditionError), acc.round(1):
         late = pool.submit(acc.apply_grad, 2.0, 1)
@@ -243,7 +243,7 @@ def test_a_close_before_the_waiting_thread_wakes_leaves_no_round_open(
             worker.say("apply")
             since = time.monotonic()
             while acc.stats().round_pid is None and not ended.done():
-                if time.monotonic() > since + 0.1:  # the thread needs it before the commit, too
+                if time.monotonic() > since + 0.1:  # the thread needs the GIL before the commit
                     time.sleep(0)
                     since = time.monotonic()
             other.close()

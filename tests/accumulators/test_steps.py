@@ -90,7 +90,7 @@ def test_coroutines_loop_over_steps() -> None:
         assert asyncio.run(run(group))[:2] == [[True] * 5, [True] * 5]
 
 
-async def test_the_timeout_is_for_each_wait(acc: ConditionalAccumulator) -> None:
+async def test_the_timeout_of_steps_holds_for_each_wait(acc: ConditionalAccumulator) -> None:
     steps = acc.steps(timeout=0.01)
     assert next(steps) == 0
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_a_restored_step_is_yielded_again(acc: ConditionalAccumulator) -> None:
     assert acc.num_accumulated() == 0
 
 
-def test_a_loop_that_has_ended_stays_ended(acc: ConditionalAccumulator) -> None:
+def test_a_loop_that_has_ended_stays_ended_after_a_restore(acc: ConditionalAccumulator) -> None:
     """Iterators behave so; after a restore, a worker needs a new loop."""
     before, steps, own = acc.state(), acc.steps(timeout=0), acc.steps_async(timeout=0)
     acc.finish()

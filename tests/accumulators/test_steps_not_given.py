@@ -84,7 +84,7 @@ def test_correct_uses_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
         assert not acc.apply_grad(ONE[0])  # sealed, not stale
         acc.unseal()
         acc.set_global_step(-1)
-        assert acc.apply_grad(ONE[0])  # ahead
+        assert acc.apply_grad(ONE[0])  # the default step is ahead
         acc.set_global_step(5)
         assert acc.apply_grad(ONE[0], shmacc.NEVER_STALE)
         assert not raw_ops.AccumulatorApplyGradient(acc.accumulator_ref, 0, ONE[0])

@@ -185,7 +185,7 @@ def test_each_thread_has_its_own_read_of_the_step(chief: Any, worker: Any) -> No
         slow = pool.submit(compute)
         assert read.wait(LONG)
         chief.restore(state)
-        assert worker.global_step == BACK  # another thread's read of the same handle
+        assert worker.global_step == BACK  # a read by another thread, of the same handle
         chief.advance_step(DEAD)
         assert worker.global_step == DEAD
         assert apply(worker, 2, DEAD)
@@ -352,7 +352,7 @@ def test_handles_do_not_share_reads_of_the_step() -> None:
             assert apply(worker, 1, 0)
 
 
-def test_a_read_in_another_context_counts(chief: Any, worker: Any) -> None:
+def test_a_step_read_in_another_context_counts(chief: Any, worker: Any) -> None:
     state = save(chief)
     step = contextvars.Context().run(lambda: worker.global_step)
     chief.restore(state)

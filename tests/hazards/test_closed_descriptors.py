@@ -166,7 +166,7 @@ def _take() -> int:
         return int(acc.take(1, timeout=LONG).count)
 
 
-def test_a_lost_entry_keeps_the_waiting_take_of_the_same_process() -> None:
+def test_a_waiting_take_stays_although_its_process_has_a_lost_entry() -> None:
     """Two entries have the token of one process; the waiting take belongs to one of them."""
     with Apart(_take) as taking:
         until(lambda: inspection.describe("a").summary.waiting_for == (1,))

@@ -138,7 +138,7 @@ def _remedy(how: str, attached: bool) -> None:
     for update in ({}, {"remove": {"t": ROWS}}, {"forget": {"t": 0}}, {"values": {"t": _new()}}):
         with pytest.raises(errors.DataLossError, match="nothing was changed") as caught:
             _train(params, group, new, **update)
-        assert group.stats().update is None  # not final
+        assert group.stats().update is None  # the round is not final
         group.advance_step(group.global_step + 1)
     assert state_of(params) == before
     assert "params.restore(params.state())" in str(caught.value)

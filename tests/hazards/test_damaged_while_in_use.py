@@ -49,7 +49,7 @@ def _use(scenario: Scenario, seconds: float, *, pipe: Pipe) -> list[Any]:
     calls, bad, order = 0, [], 0
     while time.monotonic() < deadline or calls <= 100 * seconds:
         acc = None
-        with suppress(shmacc.errors.ShmaccError):  # it was damaged while it was made
+        with suppress(shmacc.errors.ShmaccError):  # the segment was damaged while it was made
             acc = every_call.make(scenario, VICTIM)
         pipe.say(path)
         for _ in range(5 if acc else 0):
@@ -132,7 +132,7 @@ def _divide(seconds: float, *, pipe: Pipe) -> int:
     return sound
 
 
-def test_rows_may_change_their_shard_while_they_are_divided() -> None:
+def test_holding_a_round_is_safe_while_rows_change_their_shard() -> None:
     """Room is reserved before rows are read: extra rows must not use a dense member's room."""
     hashes = np.arange(4 * _ROWS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     at_shard = hashes >> np.uint64(63)

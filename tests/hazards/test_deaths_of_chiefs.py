@@ -99,7 +99,7 @@ def take_and_announce_a_failure(*, pipe: Pipe) -> None:
     pipe.turn()
 
 
-def test_a_chief_killed_after_announcing_a_failure_has_failed(acc: ConditionalAccumulator) -> None:
+def test_a_chief_that_fails_and_is_killed_counts_as_failed(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with Apart(take_and_announce_a_failure).ready() as leader:
         leader.kill()

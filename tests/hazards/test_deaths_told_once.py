@@ -143,7 +143,7 @@ def test_a_death_is_reported_whatever_others_did_before(acc: ConditionalAccumula
             dead.kill()
             for _ in range(200):
                 acc.cancel()
-                ConditionalAccumulator.attach(NAME).close()  # finds the dead one's entry
+                ConditionalAccumulator.attach(NAME).close()  # finds the dead worker's entry
             if taken:
                 assert acc.take(1, timeout=0).count == 1
                 acc.take_partial(0)
@@ -178,7 +178,7 @@ def test_a_death_names_the_contributors_that_are_in_the_round(acc: ConditionalAc
             pipe.turn()
 
     with worker(5), Apart(apply).ready() as process:
-        acc.take(4, timeout=0)  # these are in no round any more
+        acc.take(4, timeout=0)  # contributors 5, 9, 2 and 30 are in no round now
         acc.apply_grad(1.0, 1, contributor=8)
         process.turn()
         process.kill()

@@ -1,4 +1,4 @@
-"""What takes report of a process, by how it started, which handle it used, and how it ended."""
+"""Which ends of a process a take reports, for each way to start it, use a handle, and end it."""
 
 import concurrent.futures
 import itertools
@@ -137,7 +137,7 @@ def apply_after_the_main_thread(acc: ConditionalAccumulator) -> None:
     threading.Thread(target=apply).start()
 
 
-_kept: list[Any] = []  # until the process ends
+_kept: list[Any] = []  # keeps handles open until the process ends
 
 
 def apply_and_end(given: ConditionalAccumulator | None, number: int, end: str) -> None:
@@ -150,7 +150,7 @@ def apply_and_end(given: ConditionalAccumulator | None, number: int, end: str) -
 
 
 def cases_of(started: str) -> list[tuple[str, bool]]:
-    """List the ends of children that start so, and whether each uses its parent's handle."""
+    """List the ends to try for children started so, and if each uses its parent's handle."""
     if started in {"Process, spawn", "Process, forkserver"}:
         return list(zip(SPAWNED, itertools.cycle((False, True))))
     return list(itertools.product(ENDS, (False, True)))
@@ -268,7 +268,7 @@ def test_a_child_with_several_handles_that_ends_in_order_is_not_dead(started: st
             assert each.stats().attached == 1, order
 
 
-def test_a_child_is_attached_by_the_handle_that_it_opened_last(acc: ConditionalAccumulator) -> None:
+def test_a_child_is_attached_only_by_handles_that_it_uses(acc: ConditionalAccumulator) -> None:
     """The parent's handle does not attach the child before the child uses it."""
 
     def close_and_stay(*, pipe: Pipe) -> None:

@@ -75,7 +75,7 @@ def test_a_program_ends_while_daemon_threads_wait(acc: ConditionalAccumulator, e
     assert status == ENDS[ending], complaints
     # The handle is closed at the end, like any open file, so the takes may report that.
     assert all(word not in complaints for word in ("Fatal", "terminate", "Segmentation"))
-    # The waiting takes are gone, and delay nobody.
+    # The waiting takes are gone, and delay no other take.
     until(lambda: acc.stats().waiting == 0 and acc.stats().attached == 1)
     assert acc.apply_grad(1.0)
     assert acc.take_grad(1, timeout=0) == 1.0

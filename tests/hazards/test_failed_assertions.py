@@ -1,4 +1,4 @@
-"""A failed assertion of the extension raises InternalError; others see what a death leaves."""
+"""A failed assertion of the extension raises InternalError; the segment stays sound."""
 
 import json
 import os

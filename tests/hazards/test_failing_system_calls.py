@@ -205,7 +205,7 @@ def test_a_lock_query_that_the_kernel_refuses_proves_no_process_alive(deed: Deed
 
 
 @pytest.mark.parametrize("name", ["a child's first operation", "unlinking"])
-def test_a_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
+def test_a_lock_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
     """A lock that is not released would keep others out for as long as the process lives."""
     (deed,) = (deed for deed in DEEDS if deed.name == name)
     kept = deed.before()

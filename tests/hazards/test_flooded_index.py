@@ -78,7 +78,7 @@ RUNS = {
 
 
 def overflow(rows: IndexArray, key: list[int]) -> int:
-    """Return how many rows find their bucket of ten full in an index as full as a new one."""
+    """Return how many rows do not fit into their bucket of ten, at the load of a new index."""
     buckets = np.uint64(rows.size * 10 // 72 + 1)
     homes = (hash_rows(rows, key) >> np.uint64(32)) * buckets >> np.uint64(32)
     return int(np.maximum(np.bincount(homes.astype(np.int64)) - 10, 0).sum())

@@ -258,8 +258,8 @@ def test_a_readers_locks_on_all_entries_keep_others_out(owner: Callable[..., Any
     with reader(layout.PRESENCE_BYTE + 2, 1 << 14) as process:
         with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):
             run_apart(attach)
-        # A process that finds no free entry frees those of the dead, and first undoes what they
-        # left half done.
+        # A process that finds no free entry frees the entries of the dead, and first undoes what
+        # the dead left half done.
         run_apart(_cut_short)
         with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):
             run_apart(attach)

@@ -164,7 +164,7 @@ def test_a_private_segment_stays_when_a_child_ends() -> None:
 
 WIDTH: Final = 64
 NEW_ROWS: Final = 2000  # about 1 MiB: each gradient of new rows makes the table grow
-INSTRUCTIONS: Final = 40  # more than those that change the mapping
+INSTRUCTIONS: Final = 40  # more instructions than change the mapping
 MOVES: Final = 2
 
 

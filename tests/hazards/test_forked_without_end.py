@@ -245,7 +245,7 @@ def _go_on(traced: Traced, stops: int) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("again", [False, True], ids=["another", "the same again"])
-def test_an_entry_may_get_a_new_process_during_a_sweep(*, again: bool) -> None:
+def test_a_process_that_attaches_during_a_sweep_keeps_its_entry(*, again: bool) -> None:
     # This process does not attach: a forked child that inherits a handle would not leave at once.
     ConditionalAccumulator("f8", (), "acc").close()
     try:

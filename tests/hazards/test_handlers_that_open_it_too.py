@@ -161,7 +161,7 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
     warm.finish()
 
     def handle(*_: object) -> None:
-        # The segment may not exist yet or no longer.
+        # The segment may not exist yet, or may be gone.
         with contextlib.suppress(errors.NotFoundError, errors.FailedPreconditionError):
             HANDLERS[handler](process)
 
@@ -196,7 +196,7 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
     *((*pair, Points.INSTRUCTIONS) for pair in CLOSELY),
     *((*pair, Points.COLLECTIONS) for pair in PAIRS if pair[0] in {"making", "attaching"}),
 ])  # fmt: skip
-def test_a_handler_may_open_the_same_at_any_point(call: str, handler: str, points: Points) -> None:
+def test_a_handler_may_open_or_close_at_any_point(call: str, handler: str, points: Points) -> None:
     assert run_apart(_at_every_point, call, handler, points) > 1
 
 
@@ -217,7 +217,7 @@ def _open_with_a_handler(function: Any, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("function", [Process.make, Process.attach])
-def test_a_handler_may_open_it_while_its_thread_waits_for_the_name(function: Any) -> None:
+def test_a_handler_may_attach_while_its_thread_waits_for_the_name(function: Any) -> None:
     """Another process is opening or removing the segment."""
     make().close()
     try:

@@ -162,7 +162,7 @@ def test_a_timeout_names_some_of_many_processes(acc: ConditionalAccumulator) -> 
             other.kill()
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(1, timeout=0)
-        # The end of the message, after the processes that are gone.
+        # The end of the message follows the list of processes that are gone.
         attached = str(caught.value).partition("because of a seal; ")[2]
         named = {int(pid) for pid in re.findall(r"pid (\d+)", attached)}
         assert named <= {other.pid for other in others[15:]} | {os.getpid()}

@@ -169,7 +169,7 @@ def _come_and_go(*, pipe: Pipe) -> None:
         watched.rename(aside)
         watched.touch()
         with contextlib.ExitStack() as held:
-            with contextlib.suppress(FileNotFoundError):  # it was cleaned already
+            with contextlib.suppress(FileNotFoundError):  # the file was cleaned already
                 empty = held.enter_context(watched.open("r+b"))
                 # A remover looks at the name with this lock held.
                 fcntl.lockf(empty, fcntl.LOCK_EX, 1, layout.NAME_BYTE)

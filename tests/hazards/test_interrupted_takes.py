@@ -169,7 +169,7 @@ def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tup
     return handled, step, sleeping
 
 
-def test_a_handler_that_ends_the_process_consumes_nothing(huge: Any) -> None:
+def test_a_handler_that_ends_the_process_during_a_take_consumes_nothing(huge: Any) -> None:
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, lambda _: os._exit(0)) as taker:
             _signal_amid_the_copy(taker)
@@ -183,7 +183,7 @@ def _apply_one(acc: Any) -> bool:
     return bool(acc.apply_grad([0], np.ones((1, WIDTH), acc.dtype), local_step=NEVER_STALE))
 
 
-def test_a_handler_may_apply(huge: Any) -> None:
+def test_a_handler_may_apply_during_a_take(huge: Any) -> None:
     """The apply does not wait for the interrupted take, which includes its gradient."""
     applied, _, sleeping = _with_a_handler(huge, _apply_one, count=2)
     assert applied
@@ -191,7 +191,7 @@ def test_a_handler_may_apply(huge: Any) -> None:
     assert huge.num_accumulated() == 0
 
 
-def test_a_handler_may_set_the_step(huge: Any) -> None:
+def test_a_handler_may_set_the_step_during_a_take(huge: Any) -> None:
     """The take reports the step at its commit, not at the start of its copy."""
     new = 1_000_000
     for _ in _attempts(huge):
@@ -211,7 +211,7 @@ HANDLERS: Final[tuple[Callable[[Any], int], ...]] = (
 
 
 @pytest.mark.parametrize("handler", HANDLERS, ids=["take", "take_partial"])
-def test_a_handler_may_take(huge: Any, handler: Any) -> None:
+def test_a_handler_may_take_during_a_take(huge: Any, handler: Any) -> None:
     """The interrupted take then has nothing, and waits on."""
     in_handler, *_ = _with_a_handler(huge, handler, count=0)
     assert in_handler == 1
@@ -237,7 +237,7 @@ def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
     return count, 1 if child < 0 else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_handler_may_fork(huge: Any) -> None:
+def test_a_handler_may_fork_during_a_take(huge: Any) -> None:
     """The take and its entry in the queue stay the parent's."""
     for _ in _attempts(huge):
         with Apart(_fork_in_the_copy) as taker:
@@ -249,7 +249,7 @@ def test_a_handler_may_fork(huge: Any) -> None:
             break
 
 
-# --- what was taken and did not get to the caller ------------------------------------------------
+# --- a taken round that did not get to the caller ------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A process that dies at any instruction while it changes a copy changed all of it or nothing.
+"""A change of a copy is complete or not made at all, at whatever instruction its process dies.
 
 Copies are parameters that several hosts have (`shmacc._parameters.copies`). Workers read them
 without a lock; at the same instants the test checks what they may read.

@@ -225,7 +225,7 @@ def test_a_load_that_a_handler_interrupts_restores_all_or_nothing(both: Both, pa
 
 
 @pytest.mark.parametrize("name", [PARAMS, GROUP])
-def test_a_signal_ends_the_wait_for_a_lock(both: Both, path: Path, name: str) -> None:
+def test_a_signal_ends_a_loads_wait_for_a_lock(both: Both, path: Path, name: str) -> None:
     """While a load waits for one segment's lock, it does not hold the other's."""
     before = everything(both)
 

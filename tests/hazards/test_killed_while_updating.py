@@ -136,7 +136,7 @@ def test_a_save_between_update_and_end_of_block_is_of_one_step(tmp_path: Path) -
     _remove()
 
 
-def test_a_damaged_log_is_an_error_and_no_crash() -> None:
+def test_a_damaged_undo_log_raises_or_is_recovered() -> None:
     """A process that undoes an update may find any numbers in the undo log."""
     scene = SCENES[1]
     with begun(scene.act, killing.images(scene)) as (child, _):

@@ -112,7 +112,7 @@ def test_a_take_killed_while_it_joins_the_queue_blocks_nobody() -> None:
 
 
 def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
-    """Return whether a cancel ended the waiting takes: it must have ended all or none."""
+    """Return whether a cancel ended the waiting takes; check that it ended both or neither."""
     cancelled = []
     for waiter in waiters:
         # A take that still waits is served, so the test need not know how long a cancel takes.

@@ -163,7 +163,7 @@ def _read_row(number: int, width: int, versions: set[float], mark: Mark) -> None
 
 @needs_ptrace
 def test_a_reader_stopped_in_a_row_sees_no_other_ids_row() -> None:
-    """Meanwhile its id is removed, another one uses its place, and the first returns."""
+    """Meanwhile the row's id is removed, another id uses its place, and the first id returns."""
     read = partial(_read_row, 5, _WIDE, {NOBODY, 1, 3})
     with _table((_WIDE,), [5]) as replace:
         for number, _ in enumerate(stops(read, _STOPS, 0.1, 0.75)):
@@ -175,7 +175,7 @@ def test_a_reader_stopped_in_a_row_sees_no_other_ids_row() -> None:
 
 @needs_ptrace
 def test_a_reader_stopped_while_indexes_are_built_finds_its_row() -> None:
-    """Its index is overwritten meanwhile: a row that it does not find there is not absent."""
+    """Its index is overwritten meanwhile, so a miss in it does not prove that the row is absent."""
     read = partial(_read_row, 2**40, 1, {1})
     with _table((), [2**40]) as replace:
         gone = np.empty(0, np.int64)
@@ -235,7 +235,7 @@ def test_a_reader_does_not_add_counts_of_two_rounds() -> None:
     """The reader stands still between two lanes."""
     with shmacc.ConditionalAccumulator("f4", None, NAME, lanes=2, unlink_on_close=True) as acc:
         _apply_to_both(acc)
-        # These points are before the reader asks the kernel who is alive.
+        # Stop the reader only before it asks the kernel who is alive.
         for _ in stops(_count, _STOPS, 0.04, 0.25):
             acc.take_grad(2)
             _apply_to_both(acc)

@@ -75,7 +75,7 @@ def test_five_hundred_accumulators_in_one_process_cost_what_is_promised() -> Non
     assert peak["descriptors"] - before["descriptors"] == MANY  # one each, however many handles
     assert peak["names"] - before["names"] == 2 * MANY  # a segment and a semaphore each
     assert peak["threads"] == before["threads"]
-    # The regions that are in use, and the semaphore: far from the system's limit of 65530.
+    # Each region in use is a mapping, and so is the semaphore. The system's limit is 65530.
     assert peak["mappings"] - before["mappings"] <= 10 * MANY
     # A small accumulator has less than 512 KiB of shared memory.
     assert held < 512 * 1024 * MANY

@@ -55,7 +55,7 @@ def _no_round_is_lost(sort: str, failures: Callable[[], Iterator[Callable[[Any],
     failed = 0
     with kind(dtype, None, NAME, reduction_type="SUM") as acc:
         apply(acc, 1)
-        take(acc)  # does what only a first take does
+        take(acc)  # a first take imports modules
         for number, failing in enumerate(failures()):
             # The numbers are small, because they must fit half floats.
             apply(acc, number % 100)
@@ -90,7 +90,7 @@ def _spare_references() -> list[types.CodeType]:
 
 
 def _without_memory_of_pythons(in_a_row: int) -> Iterator[Callable[[Any], Any]]:
-    """Yield functions that make a call while `in_a_row` allocations of Python fail, from the n-th."""
+    """Yield functions that make a call in which `in_a_row` allocations of Python fail."""
     testcapi: Any = importlib.import_module("_testcapi")
     _kept = _spare_references()
     through = False
@@ -240,7 +240,7 @@ def _nothing_stays_open(
         if call is CALLS["create"] and os.path.lexists(names.segment_name("new").path):
             inspection.remove("new")  # it raises if a process, say this one, is attached
         assert _open() == before
-        assert len(testing.leaked_names(names.current_namespace())) == 2  # those of NAME
+        assert len(testing.leaked_names(names.current_namespace())) == 2  # the two files of NAME
     return failed
 
 

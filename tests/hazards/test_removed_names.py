@@ -193,7 +193,7 @@ CALLS = {
         ("take", "waits in the queue", 1),
     ],
 )
-def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str, lanes: int) -> None:
+def test_a_wait_ends_when_the_segments_file_is_truncated(call: str, doing: str, lanes: int) -> None:
     with ConditionalAccumulator("float32", (), "removed", lanes=lanes), ExitStack() as stack:
         if doing == "waits for the lock":
             stack.enter_context(held("removed", layout.lane_byte(lanes - 1)))
@@ -245,7 +245,7 @@ def _begin_until_truncated(*, pipe: Pipe) -> set[str]:
     return set(ends)
 
 
-def test_waits_of_many_threads_for_a_file_that_is_truncated_end() -> None:
+def test_waits_of_many_threads_end_when_the_file_is_truncated() -> None:
     with ConditionalAccumulator("float32", (), "removed"), held("removed"):
         with Apart(_begin_until_truncated).ready() as waiter:
             os.truncate(segment(), 0)

@@ -201,7 +201,7 @@ def test_missing_pages_in_full_memory_raise(*, made_up_for: bool) -> None:
     params = SharedArrays({"a": TensorSpec((MIB,), "uint8")}, NAME)
     with SegmentFile(path()) as file:
         size = path().stat().st_size
-        if made_up_for:  # the file has as many pages elsewhere
+        if made_up_for:  # the file gets as many pages elsewhere
             file.write(6 * layout.REGION_SPAN, bytes(MIB))
         file.resize(8 * layout.REGION_SPAN)  # the array's pages are gone
         file.resize(size)

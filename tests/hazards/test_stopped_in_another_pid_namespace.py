@@ -1,7 +1,7 @@
 """A lock's owner in another pid namespace is known to be alive, or dead, without its pid.
 
 Each process of these tests is process 1 of its own namespace; only the test itself is outside.
-What `shmacc-inspect` shows of them is in tests/inspection/test_elsewhere.py.
+What `shmacc-inspect` shows of such processes is in tests/inspection/test_elsewhere.py.
 """
 
 import os
@@ -69,7 +69,7 @@ def test_a_lock_in_another_namespace_is_held_until_its_owner_dies(fate: signal.S
 
 
 def test_a_pid_is_the_one_in_this_namespace_or_is_marked_as_foreign() -> None:
-    """The kernel gives the pid in the reader's namespace; a sibling namespace has none."""
+    """The kernel gives the pid in the reader's namespace; a sibling namespace has no such pid."""
     step = middle(APPLYING)
     with stepping_namespaces.elsewhere(stepping_namespaces.stop, APPLYING.act, step) as owner:
         until(lambda: inspection.describe(NAME).lock.condition == "stopped")

@@ -141,7 +141,7 @@ def _write_at_the_limit() -> bool:
         shmacc.SharedArrays.attach(NAME) as shared,
     ):
         array = made["emb"]
-        lock_all(None, _FUTURE)  # locks the other mapping, which comes next
+        lock_all(None, _FUTURE)  # locks every later mapping
         read = shared["emb"]
         status = Path("/proc/self/status").read_text()
         limit = (int(status.partition("VmLck:")[2].split()[0]) << 10) + (2 << 20)

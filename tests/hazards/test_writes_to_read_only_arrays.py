@@ -110,7 +110,7 @@ def test_a_write_in_a_forked_child_raises(source: tuple[Any, str]) -> None:
     same_bits(array, before)
 
 
-def test_the_exception_is_not_taken_for_the_running_calls_error(source: tuple[Any, str]) -> None:
+def test_a_write_during_a_call_raises_the_writes_error(source: tuple[Any, str]) -> None:
     array, name = source
 
     class Writes:
@@ -267,7 +267,7 @@ SURVIVES: Final[dict[str, tuple[str, str]]] = {  # before and after the program 
 
 
 @pytest.mark.parametrize("what", SURVIVES)
-def test_the_guard_still_works_after_each_of_these_actions(what: str) -> None:
+def test_the_guard_still_works_after_changes_of_the_signals_handler(what: str) -> None:
     before, after = SURVIVES[what]
     status, complaint = run(WRITE, before, after)
     assert (status, "The write was undone" in complaint) == (1, True), complaint
@@ -279,7 +279,7 @@ def _write_as_the_first_process() -> None:
 
 
 def _send_and_write() -> tuple[int, int]:
-    faulthandler.disable()  # pytest's
+    faulthandler.disable()  # pytest had enabled it
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     with shmacc.Parameters({"emb": TABLE}) as params:
         array = params["emb"]

@@ -148,7 +148,7 @@ def test_a_checkpoint_that_does_not_fit_restores_nothing(both: Both, path: Path)
     assert everything(both) == before
 
 
-def test_other_files_are_refused(both: Both, path: Path) -> None:
+def test_files_that_save_did_not_write_are_refused(both: Both, path: Path) -> None:
     for content in (b"", b"nothing of the kind"):
         path.write_bytes(content)
         with pytest.raises(errors.DataLossError, match=r"no file of shmacc\.save"):

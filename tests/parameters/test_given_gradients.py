@@ -61,7 +61,7 @@ def of_params(taken: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("case", ALIKE)
 def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim.Optimizer) -> None:
-    """The round may have another gradient for the member, which is replaced, or none."""
+    """The given gradient replaces the round's gradient of this member, if there is one."""
     name, given = ALIKE[case]
     if name == "number" and optimizer == OPTIMIZERS[2]:
         optimizer = optim.Adagrad(0.5)
@@ -140,7 +140,7 @@ def test_bad_gradients_are_refused(both: tuple[shmacc.Parameters, shmacc.Accumul
         for name, given in ALIKE.values():
             with pytest.raises(errors.InvalidArgumentError, match="in values and in gradients"):
                 params.update(of_params(taken), {name: given}, gradients={name: given})
-        assert group.stats().update is None  # not final
+        assert group.stats().update is None  # the round is not final
         assert state_of(params) == before
         assert params.update(of_params(taken), gradients={})
         with pytest.raises(errors.FailedPreconditionError, match="a round has one"):

@@ -19,7 +19,7 @@ DTYPES, ROWS = ("float32", "float64"), 60
 
 
 @named
-def test_optimizers_equal_numpy(optimizer: optim.Optimizer) -> None:
+def test_optimizers_give_the_bits_of_the_numpy_reference(optimizer: optim.Optimizer) -> None:
     """Sparse gradients have rows of several widths, dense gradients several shapes."""
     rng = np.random.default_rng(3)
     shapes: dict[str, tuple[int, ...]] = {
@@ -65,7 +65,7 @@ def _same(params: Parameters, name: str, reference: Reference) -> None:
         assert params.slots[name][slot].tobytes() == expected.tobytes(), (name, slot)
 
 
-def test_many_rows_equal_numpy() -> None:
+def test_an_update_of_many_rows_gives_the_bits_of_the_numpy_reference() -> None:
     """With this many rows, their old values are written past the caches."""
     optimizer, rng = optim.Adam(0.1), np.random.default_rng(1)
     table = rng.standard_normal((9000, 64)).astype(np.float32)
@@ -111,7 +111,7 @@ def test_every_optimizer_is_tested() -> None:
     assert {*names, *constraints} <= set(optim.__all__)
 
 
-def test_equal_optimizers_compare_equal_after_pickle_and_repr() -> None:
+def test_optimizers_are_equal_after_pickle_repr_and_config() -> None:
     for optimizer in [*ALL, *OF_ROWS]:
         assert eval(repr(optimizer), vars(optim)) == optimizer  # noqa: S307  its own repr
         assert pickle.loads(pickle.dumps(optimizer)) == optimizer
@@ -152,7 +152,7 @@ def test_a_constraint_keeps_rows_of_nans_or_zeros(constraint: optim.Constraint, 
 
 
 def test_new_contents_of_an_array_with_a_constraint_are_stored_as_given() -> None:
-    """The constraint applies to rows that a later update changes; a skip changes none."""
+    """The constraint applies to rows that a later update changes; a skip changes no row."""
     contents = {"rows": np.ones((4, 2)), "table": TableSpec((2,), "float64")}
     given = np.array([[3.0, 4.0], [6.0, 8.0]])
     with training(contents, optim.SGD(0.0, constraint=optim.UnitNorm()), sparse=["rows"]) as (
@@ -200,7 +200,7 @@ def test_bad_constraints_are_refused() -> None:
     (optim.SGD(0.1, constraint=optim.Clip(-1e300, 1)), "low must be at least -3.4e"),
     (optim.SGD(0.1, constraint=optim.Clip(-1, 1e300)), "high must be at most 3.4e"),
 ], ids=repr)  # fmt: skip
-def test_a_value_that_is_no_optimizer_of_an_array_is_refused(wrong: Any, why: str) -> None:
+def test_a_wrong_optimizer_is_refused(wrong: Any, why: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=why):
         Parameters({"w": np.ones((2, 2), np.float32)}, optimizer=wrong)
 

@@ -126,7 +126,7 @@ def test_a_refusal_names_the_call_that_works(rounds: Any, case: str) -> None:
     assert params.update(taken.without("loss", "state"))
 
 
-def test_an_empty_mapping_with_a_single_accumulators_round_is_refused_with_the_remedy() -> None:
+def test_an_empty_mapping_with_a_single_accumulators_round_names_the_remedy() -> None:
     sgd = optim.SGD(1.0)
     with (
         shmacc.Parameters({"w": np.zeros(2)}, optimizer=sgd) as params,

@@ -258,7 +258,7 @@ class Programs(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.pending and not self.is_in)
     def bad_updates(self) -> None:
-        """Try bad updates: they change nothing, and make nothing final."""
+        """Try bad updates, which must change nothing and make no round final."""
         wrong: tuple[Any, ...] = ({"rows": ([ROWS], np.zeros((1, 3)))}, {"none": 1.0})
         with contextlib.suppress(_Left), self.group.round(1) as taken:
             for values in wrong:

@@ -127,7 +127,7 @@ def test_copies_give_the_same_bits_as_rounds(stack: ExitStack, optimizer: optim.
         assert these.states() == [expected] * len(these.all)
 
 
-def test_an_update_is_made_once_and_at_its_parent_only(stack: ExitStack) -> None:
+def test_an_update_is_made_once_and_after_its_predecessor_only(stack: ExitStack) -> None:
     these = Copies(stack, optim.Adam(0.1))
     params = these.all[0]
     update = copies.prepare(params, {}, 0, updates_of(0))

@@ -110,7 +110,7 @@ def test_permissions_of_a_group_are_not_given_to_another_group() -> None:
 def test_a_saved_file_is_flushed_after_it_is_named_and_before_it_replaces_another(
     params: Parameters, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """btrfs flushes no nameless file, so the file is flushed when it has a name."""
+    """On btrfs a nameless file cannot be flushed, so the file is flushed when it has a name."""
     flushed: list[int] = []
     system = os.fsync
 

@@ -146,7 +146,7 @@ def test_arrays_stay_valid_when_all_descriptors_are_closed() -> None:
 
 
 def work(steps: int) -> list[float]:
-    """Apply the parameters as gradients; return those whose gradient was accepted."""
+    """Apply the read parameters as gradients; return the parameters of accepted gradients."""
     read = []
     with SharedArrays.attach(NAME) as params, ConditionalAccumulator.attach("gradients") as acc:
         for step in range(steps):

@@ -93,7 +93,7 @@ def test_each_row_has_its_last_updates_step(params: Parameters, group: Accumulat
         table.ids(updated_before=1.5)
 
 
-def test_a_removed_id_starts_again(params: Parameters, group: AccumulatorGroup) -> None:
+def test_a_removed_id_gets_its_initial_row(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group)
     after_one = params["user"][IDS].tobytes()
     # The update that changes an id may remove it; ids to remove may be missing or repeated.
@@ -249,7 +249,7 @@ def test_bad_updates_are_refused(params: Parameters, group: AccumulatorGroup) ->
         for update, text in bad:
             with pytest.raises(errors.InvalidArgumentError, match=text):
                 params.update(taken, **update)
-        assert group.stats().update is None  # not final
+        assert group.stats().update is None  # the round is not final
         assert state_of(params) == before
         assert params.skip(taken)
 
@@ -273,7 +273,7 @@ def test_a_full_table_refuses_new_rows() -> None:
             with pytest.raises(errors.ResourceExhaustedError, match="max_rows is 2") as caught:
                 params.update(taken)
             assert "'user' would have 3 rows" in str(caught.value)
-            assert group.stats().update is None  # not final
+            assert group.stats().update is None  # the round is not final
             assert params["user"][[1, 2, 3]].tobytes() == before
             assert params.update(taken, remove={"user": [1]})
         assert params["user"].ids().tolist() == [2, 3]

@@ -23,7 +23,7 @@ def race(if_exists: str, *, pipe: Pipe) -> None:
 
 
 def outcomes_of_two(if_exists: str) -> list[str]:
-    """Let two processes construct at once; return what each got."""
+    """Let two processes construct at once; return the outcome of each."""
     with Apart(race, if_exists) as one, Apart(race, if_exists) as other:
         for racer in (one, other):
             racer.hear()

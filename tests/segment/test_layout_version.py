@@ -32,7 +32,7 @@ def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
 
 
 @pytest.mark.skipif(layout.LAYOUT_VERSION != 3, reason="of layout version 3")
-def test_a_training_of_layout_version_3_goes_on(namespace: str) -> None:
+def test_a_run_stored_with_layout_version_3_can_continue(namespace: str) -> None:
     for file_name, file in FILES.items():
         put_back(file_name, file, namespace)
     with (

@@ -17,7 +17,7 @@ TABLE: Final = (
 
 
 @pytest.mark.parametrize("hook", Hook)
-def test_every_combination_has_the_way_of_the_table(hook: Hook) -> None:
+def test_every_combination_of_arguments_ends_as_in_the_table(hook: Hook) -> None:
     for facts in itertools.product([False, True], repeat=3):
         over, others, failed = facts
         expected = next(

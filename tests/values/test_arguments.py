@@ -134,7 +134,7 @@ def test_bad_sparse_gradients_are_refused(
     declared: Any, indices: Any, values: Any, given: Any, message: str | None
 ) -> None:
     with SparseConditionalAccumulator(np.float32, declared) as acc:
-        for step in (0, 7):  # fresh, then stale
+        for step in (0, 7):  # the gradient is fresh, then stale
             acc.set_global_step(step)
             with nothing_changes(acc), refused(message):
                 acc.apply_grad(indices, values, given)
@@ -190,16 +190,16 @@ def test_sparse_gradients_unlike_the_rounds_first_are_refused(
     ("declared", "indices", "values", "given"),
     [
         *((None, [50], ones(1, 2), None), (None, [2**63 - 1], ones(1, 2), None)),
-        # [] is "not given", also against a declared shape.
+        # [] means that no shape is given, also with a declared shape.
         *(([2, 2], [0], ones(1, 2), []), ([2, 2], [0], ones(1, 2), np.empty(0, np.int64))),
-        # -1 is "unknown", everywhere.
+        # -1 means an unknown dimension, everywhere.
         *(([2, 2], [0], ones(1, 2), [-1, 2]), ([2, 2], [0], ones(1, 2), [2, -1])),
         (None, [9], ones(1, 2), [-1, -1]),
         # As in TensorFlow, it may have more dims than the values, be nested, or be a scalar.
         *(([2], [0], ones(1), [2, 2]), ([2], [0], ones(1), [2, 2, 2])),
         *((None, [0], ones(1), [2, 2, 2]), ([2, 2], [0], ones(1, 2), [[2], [2]])),
         *(([2, 2], [0], ones(1, 2), [[2, 2]]), ([2], [0], ones(1), 2)),
-        # Values may have more dims than declared if a declared dim is open, or if there is none.
+        # Values may have more dims than declared if a declared dim is open, or if none is declared.
         *(([5, None], [0, 4], ones(2, 2, 2), None), ((), [0], ones(1, 2, 2), None)),
         # Empty gradients, rows of width zero.
         *(([5, 3], [], ones(0, 3), None), (None, [0, 3], ones(2, 0), None)),
@@ -228,7 +228,7 @@ def test_dense_gradients_must_have_the_declared_shape(
     declared: Any, shape: tuple[int, ...], message: str
 ) -> None:
     with ConditionalAccumulator(np.float32, declared) as acc:
-        for step in (0, 1):  # fresh, then stale
+        for step in (0, 1):  # the gradient is fresh, then stale
             acc.set_global_step(step)
             with nothing_changes(acc), refused(message):
                 acc.apply_grad(ones(*shape))
