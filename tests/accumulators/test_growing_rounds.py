@@ -68,7 +68,7 @@ def test_each_row_is_taken_once_whatever_the_previous_round_held(name: str) -> N
 
 
 def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
-    """The bound is 1.5 times the rows with 16 bytes more for each, one gradient, and 1 MiB."""
+    """The bound is 1.5 times the rows (each 16 bytes larger), plus one gradient and 1 MiB."""
     width, each = 16, 20_000
     with SparseConditionalAccumulator("f8", None, "rows", unlink_on_close=True) as acc:
         (segment,) = Path(SHM_DIRECTORY).glob(f"shmacc.*{namespace}*rows*")

@@ -61,7 +61,7 @@ def apply(acc: Any, row: int, step: int, **terms: Any) -> bool:
 
 
 def rows_in(taken: Any) -> set[int]:
-    """The rows of the gradients that a take returned."""
+    """Return the rows of the gradients that a take returned."""
     if hasattr(taken, "keys"):
         assert rows_in(taken["d"]) == rows_in(taken["s"])
         return rows_in(taken["d"])
@@ -374,7 +374,7 @@ def test_raw_ops_drop_gradients_of_an_old_timeline() -> None:
 
 
 def train(pipe: Pipe) -> None:
-    """Be a worker whose gradients say from which parameters they were computed."""
+    """Run a worker whose gradients show from which parameters they were computed."""
     with shmacc.Parameters.attach("p") as params, shmacc.AccumulatorGroup.attach(NAME) as group:
         for step in group.steps(timeout=LONG):
             gradient = {"w": params["w"] + np.array([step, 0])}

@@ -155,7 +155,7 @@ def _attached() -> int:
 
 
 def _leave_a_lost_place() -> None:
-    """Copy the process's entry, as if nobody could free it after a closed descriptor."""
+    """Give the process a second entry: closed descriptors may leave one that nobody frees."""
     with SegmentFile(names.segment_name("a").path) as file:
         file.put("participant", file.record("participant", 0), 1)
         file.put("participants_top", layout.ShortWord(2))

@@ -128,7 +128,7 @@ def test_waits_for_the_step_survive_a_chief_that_left_in_order(acc: ConditionalA
 def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place: int) -> bool:
     """Let a process leave just before another asks the kernel, for the n-th time, who is alive.
 
-    Returns whether it asks that often.
+    Returns whether the other process asks that often.
     """
 
     def look_twice(mark: Mark) -> None:
@@ -171,7 +171,7 @@ def follow(*, pipe: Pipe) -> None:
 def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
     """Give a new chief its round just before another process asks, for the n-th time, who lives.
 
-    Returns whether it asks that often.
+    Returns whether the other process asks that often.
     """
 
     def wait_twice(mark: Mark) -> None:

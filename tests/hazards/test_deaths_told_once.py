@@ -194,7 +194,7 @@ def test_contributors_of_a_restored_state_belong_to_no_process(acc: ConditionalA
 
 
 def fail_again_and_again(count: int) -> None:
-    """Fail this often; each attachment counts like a process of its own."""
+    """Fail `count` times; each attachment counts like a process of its own."""
     for number in range(count):
         with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
             own.apply_grad(1.0, shmacc.NEVER_STALE)

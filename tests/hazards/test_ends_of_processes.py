@@ -150,7 +150,7 @@ def apply_and_end(given: ConditionalAccumulator | None, number: int, end: str) -
 
 
 def cases_of(started: str) -> list[tuple[str, bool]]:
-    """List the ends to try for children started so, and if each uses its parent's handle."""
+    """List the ends to try for this way to start, and whether to use the parent's handle."""
     if started in {"Process, spawn", "Process, forkserver"}:
         return list(zip(SPAWNED, itertools.cycle((False, True))))
     return list(itertools.product(ENDS, (False, True)))

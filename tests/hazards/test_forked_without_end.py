@@ -89,7 +89,7 @@ def test_a_stopped_process_keeps_dead_entries_from_being_freed() -> None:
 def test_children_that_end_leave_their_entries_to_the_next(acc: ConditionalAccumulator) -> None:
     for _ in range(FORKS):
         run_apart(acc.apply_grad, 1.0)
-    # Some dead processes, whose entries nobody has freed yet.
+    # The entries of some dead processes may not be freed yet.
     assert run_apart(_places_in_use) <= 8
     assert acc.take_grad(1, timeout=0) == FORKS + 1
 

@@ -401,7 +401,7 @@ def test_an_apply_without_room_in_the_list_of_processes_raises() -> None:
             if end == "applied":
                 child.finish()
         acc.close()
-        # The refused children are there, but do not use it.
+        # The refused children are alive, but do not use the segment.
         shmacc.ConditionalAccumulator(
             "f4", (), "full", if_exists="replace", unlink_on_close=True
         ).close()

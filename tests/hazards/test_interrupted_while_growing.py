@@ -24,7 +24,7 @@ pytestmark = [needs_listener, pytest.mark.threads]
 MIB: Final = 1 << 20
 ROWS: Final = 40_000
 WIDTH: Final = 64  # 10 MB of rows
-PATIENCE: Final = 100  # a call interrupted this often in a row would be for ever
+PATIENCE: Final = 100  # this many interrupts in a row would never end
 TIMER: Final = signal.SIGALRM
 
 

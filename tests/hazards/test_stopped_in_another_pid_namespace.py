@@ -1,4 +1,4 @@
-"""A lock's owner in another pid namespace is known to be alive, or dead, without its pid.
+"""Whether a lock's owner in another pid namespace is alive is known without its pid.
 
 Each process of these tests is process 1 of its own namespace; only the test itself is outside.
 What `shmacc-inspect` shows of such processes is in tests/inspection/test_elsewhere.py.

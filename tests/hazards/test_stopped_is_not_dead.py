@@ -136,7 +136,7 @@ def test_processes_look_attach_and_leave_while_the_locks_owner_is_stopped() -> N
 
 
 def add_often(times: int) -> list[tuple[float, float]]:
-    """Add the third gradient this often; return how long each apply took and slept."""
+    """Add the third gradient `times` times; return how long each apply took and slept."""
     seconds = []
     acc: Any = shmacc.attach(NAME)
     with acc:

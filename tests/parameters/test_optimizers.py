@@ -131,7 +131,7 @@ def test_optimizers_are_equal_after_pickle_repr_and_config() -> None:
     ids=repr,
 )
 def test_a_constraint_keeps_rows_of_nans_or_zeros(constraint: optim.Constraint, dtype: str) -> None:
-    """A NaN stays, and a row stays if its norm is NaN. Zeros stay, except with Clip."""
+    """A NaN stays, and so does a row whose norm is not finite. Zeros stay, except with Clip."""
     nan, inf, most = np.nan, np.inf, float(np.finfo(dtype).max)
     rows = np.array(
         [[0, -0.0], [3, -4], [nan, 3], [-3, nan], [inf, 1], [-inf, -1], [most, most], [1e-40, 0]],

@@ -198,7 +198,7 @@ def test_an_update_needs_an_open_round(params: Parameters, group: AccumulatorGro
 
 
 def test_an_update_without_gradients_is_refused_with_the_remedy(params: Parameters) -> None:
-    """A mapping of the arrays that have gradients is empty, so it does not show its round."""
+    """If no array has a gradient, the chief's mapping is empty and does not show its round."""
     with (
         AccumulatorGroup({"loss": TensorSpec(())}) as group,
         AccumulatorGroup({"loss": TensorSpec(())}) as other,

@@ -33,7 +33,7 @@ ages = st.sampled_from([None, 0, 2])  # after this many steps a row is forgotten
 
 
 class _Left(Exception):  # noqa: N818  it is no error
-    """Leaves a block."""
+    """An exception that leaves a block."""
 
 
 class Rows:

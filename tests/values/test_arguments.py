@@ -150,12 +150,12 @@ ROUNDS: Final[list[tuple[Any, ...]]] = [
      "Shape mismatch: expected values dim 3 to be 2, got 3"),
     (None, ones(1), ones(1, 1), "Shape mismatch: expected values rank 1, got 2"),
     ([2, None], ones(1, 4), ones(1, 5), "Shape mismatch: expected values dim 1 to be 4, got 5"),
-    # The declared shape has settled them.
+    # The declared shape has settled rank and dims.
     ([2, 2, None], None, ones(1, 2), "Shape mismatch: expected values rank at least 3, got 2"),
     ([2, 2, None], None, ones(1, 3, 2), "Shape mismatch: expected values dim 1 to be 2, got 3"),
     ([None, None, 3], None, ones(1, 9, 4), "Shape mismatch: expected values dim 2 to be 3, got 4"),
     ([2, 2], None, ones(1, 2, 2), "Shape mismatch: expected values rank 2, got 3"),
-    # Both have settled them: the declared rank and dims are reported.
+    # Both have settled rank and dims: the declared ones are reported.
     ([2, 2, None], ones(1, 2, 2, 2), ones(1, 2),
      "Shape mismatch: expected values rank at least 3, got 2"),
     ([2, 2, None], ones(1, 2, 5), ones(1, 3, 4),
@@ -195,7 +195,7 @@ def test_sparse_gradients_unlike_the_rounds_first_are_refused(
         # -1 means an unknown dimension, everywhere.
         *(([2, 2], [0], ones(1, 2), [-1, 2]), ([2, 2], [0], ones(1, 2), [2, -1])),
         (None, [9], ones(1, 2), [-1, -1]),
-        # As in TensorFlow, it may have more dims than the values, be nested, or be a scalar.
+        # As in TensorFlow, a given shape may be longer than the values', nested, or a scalar.
         *(([2], [0], ones(1), [2, 2]), ([2], [0], ones(1), [2, 2, 2])),
         *((None, [0], ones(1), [2, 2, 2]), ([2, 2], [0], ones(1, 2), [[2], [2]])),
         *(([2, 2], [0], ones(1, 2), [[2, 2]]), ([2], [0], ones(1), 2)),

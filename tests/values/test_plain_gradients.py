@@ -73,7 +73,7 @@ def test_dense_gradients_give_what_the_slow_path_gives(declared: Any) -> None:
 
 
 def layouts(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Return the array in C order, and in a layout that needs a copy."""
+    """Return the array in C order, and in four layouts that need a copy."""
     unaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
     unaligned[...] = array
     swapped = array.astype(array.dtype.newbyteorder())
