@@ -177,7 +177,7 @@ def _read_then_use(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
 
 
 def test_a_child_that_only_reads_numbers_is_not_attached() -> None:
-    """`docs/concepts/processes.md` promises this."""
+    """`docs/concepts/deaths.md` promises this."""
     with ConditionalAccumulator("f8", (), "acc", unlink_on_close=True) as acc:
         acc.apply_grad(1.0)
         with Apart(_read_then_use, acc) as child:

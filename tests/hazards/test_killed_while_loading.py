@@ -1,6 +1,6 @@
 """A load that is killed or interrupted restored everything or nothing, or must be repeated.
 
-`shmacc.load`: "Restore what `save` has written: all of it or nothing."
+`shmacc.load`: "Restore all states of a file that `save` has written, or none."
 """
 
 import itertools

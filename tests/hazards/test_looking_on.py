@@ -53,7 +53,7 @@ def rows_of(ids: Any, version: float) -> Any:
 
 
 def judge(params: shmacc.Parameters) -> None:
-    """Read all ids once, in random order, and check each row."""
+    """Read all ids once, and check each row."""
     table = params["t"]
     stay, go = table[STAY], table[GO]
     assert (np.floor(stay / VERSIONS) == numbers_of(STAY)[:, None]).all()

@@ -170,7 +170,7 @@ def test_a_semaphore_may_disappear_while_it_is_opened() -> None:
 
 
 def _wait_until_truncated(call: Callable[[Any], Any], *, pipe: Pipe) -> str:
-    """Wait until the file is truncated; to touch its lost pages would be a SIGBUS."""
+    """Wait until the file is truncated. Touching a lost page would raise SIGBUS."""
     acc = shmacc.attach("removed")
     pipe.say("waits")
     with pytest.raises(errors.DataLossError) as raised:
@@ -223,7 +223,7 @@ def test_an_apply_by_a_contributor_to_a_truncated_file_is_refused() -> None:
 
 
 def _begin_until_truncated(*, pipe: Pipe) -> set[str]:
-    """Start threads that apply until one ends; one at a time waits for the other process."""
+    """Start threads that apply, until one ends. Only one at a time waits for the other process."""
     acc: Any = shmacc.attach("removed")
     ends: list[str] = []
     threads: list[threading.Thread] = []
