@@ -71,7 +71,7 @@ def _refused() -> None:
         assert not leftover.removable
         with pytest.raises(errors.PermissionDeniedError):
             inspection.clean(leftover)
-    # Two users share names unless each has a namespace of its own.
+    # Two users share names if they have no namespaces of their own.
     os.environ[names.NAMESPACE_VARIABLE] = f"{os.environ[names.NAMESPACE_VARIABLE]}-mine"
     with ConditionalAccumulator("f8", (), "theirs", reduction_type="SUM") as mine:
         assert mine.num_accumulated() == 0
