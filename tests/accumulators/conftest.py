@@ -1,4 +1,4 @@
-"""A hook that runs tests that are coroutines."""
+"""A pytest hook that runs coroutine tests."""
 
 import asyncio
 import inspect
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
+    """Run a coroutine test in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

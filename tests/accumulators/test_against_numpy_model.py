@@ -34,7 +34,7 @@ class Accumulators(RuleBasedStateMachine):
     element: Element
 
     def __init__(self) -> None:
-        """Take a namespace of its own: one test runs many of these."""
+        """Enter a namespace of its own, since one test runs many of these state machines."""
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.namespace = self.stack.enter_context(testing.isolated_namespace())
@@ -56,10 +56,10 @@ class Accumulators(RuleBasedStateMachine):
         self.handles = [self.acc]
 
     def teardown(self) -> None:
-        """Take what is left, and leave no name."""
+        """Take the remaining gradients, and check that no name in shared memory is left."""
         with self.stack:
             if self.handles:
-                if self.agreed:  # or the first disagreement would hide behind its consequences
+                if self.agreed:  # otherwise later errors would hide the first disagreement
                     self.compare_take(max(self.model.count, 1))
                 for handle in self.handles[1:]:
                     handle.close()
@@ -93,7 +93,7 @@ class Accumulators(RuleBasedStateMachine):
         return got, want
 
     def same_state(self) -> None:
-        """Compare what can be seen without taking."""
+        """Compare what the accumulator and the model show without a take."""
         assert self.acc.num_accumulated() == self.model.count
         assert self.acc.global_step == self.model.step
         stats = self.acc.stats()
@@ -101,7 +101,7 @@ class Accumulators(RuleBasedStateMachine):
         assert stats.dropped == self.model.dropped
 
     def compare_take(self, num_required: int) -> None:
-        """Take by ``take``, and compare all that it reports."""
+        """Call ``take`` on both, and compare all fields of the results."""
         got, want = self.agree(
             lambda: self.acc.take(num_required, timeout=0), lambda: self.model.take(num_required)
         )
@@ -109,7 +109,7 @@ class Accumulators(RuleBasedStateMachine):
             same_outcome(got, want)
 
     def local_step(self, data: st.DataObject) -> int:
-        """Draw a step, mostly a fresh one."""
+        """Draw a local step, which is mostly not stale."""
         near = st.sampled_from([0, 0, 0, 0, 1, -1]).map(lambda d: self.model.step + d)
         step = data.draw(st.one_of(near, near, near, st.just(shmacc.NEVER_STALE)), label="step")
         return int(min(step, shmacc.NEVER_STALE))
@@ -189,7 +189,7 @@ class Accumulators(RuleBasedStateMachine):
     @precondition(lambda self: len(self.handles) > 1)
     @rule(data=st.data())
     def close_a_handle(self, data: st.DataObject) -> None:
-        # The creator's own handle stays: a private accumulator would go with it.
+        # Keep the creator's handle open: closing it would remove a private accumulator.
         handle = self.handles.pop(data.draw(st.integers(1, len(self.handles) - 1), label="closed"))
         handle.close()
         handle.close()
@@ -253,7 +253,7 @@ class SparseAccumulators(Accumulators):
     kinds = shmacc.SparseConditionalAccumulator, SparseModel
 
     def draw_gradient(self, data: st.DataObject, kind: str, seed: int) -> tuple[Array, Array]:
-        """Draw indices in any order, with repeats unless a 64-bit sum could wrap half-way."""
+        """Draw indices in any order, without repeats if a 64-bit sum could overflow on the way."""
         declared = self.model.declared or ()
         limit = declared[0] if declared and declared[0] is not None else 40
         index = st.integers(0, limit - 1)
@@ -276,7 +276,7 @@ class SparseAccumulators(Accumulators):
         return indices, numbers(self.element, shape, kind, seed)
 
     def draw_given(self, data: st.DataObject, values: Array) -> Array | None:
-        """Draw a shape to pass with the gradient: mostly none, mostly a right one."""
+        """Draw the shape argument: mostly None, otherwise mostly a correct shape."""
         if data.draw(st.integers(0, 3), label="given"):
             return None
         declared = self.model.declared or ()
@@ -365,8 +365,8 @@ def _take(handle: Any, form: str) -> tuple[Any, Any, Any]:
 LIMITS: Final = settings(
     max_examples=70,
     stateful_step_count=30,
-    deadline=None,  # two cores shared with whatever else runs
-    # Without explaining a failure, which takes longer than finding it.
+    deadline=None,  # other programs may share the two cores
+    # Phase.explain is left out: it takes longer than finding the failure.
     phases=[Phase.reuse, Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow],
 )

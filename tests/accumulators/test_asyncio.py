@@ -32,7 +32,7 @@ def _no_thread_is_left_behind() -> Iterator[None]:
 
 
 def until_taken(acc: Accumulator) -> None:
-    """Block the loop until the thread of a wait has its gradients."""
+    """Block the event loop until the waiting thread has taken its gradients."""
     until(lambda: acc.stats().round_pid is not None)
 
 
@@ -44,9 +44,9 @@ async def queued(acc: Accumulator, wait: Coroutine[Any, Any, Any]) -> asyncio.Ta
 
 
 async def until_async(condition: Callable[[], bool]) -> None:
-    """Return as soon as the condition holds; the loop goes on meanwhile."""
+    """Return as soon as the condition holds; meanwhile other tasks run."""
     async with asyncio.timeout(LONG):
-        while not condition():  # noqa: ASYNC110  what threads and processes do
+        while not condition():  # noqa: ASYNC110  threads and processes set no asyncio.Event
             await asyncio.sleep(0.0005)
 
 
@@ -82,15 +82,15 @@ async def test_a_cancelled_wait_consumes_nothing(acc: Accumulator) -> None:
 
 
 @pytest.mark.parametrize("delivered", [False, True])
-async def test_a_cancel_after_the_gradients_consumes_nothing(
+async def test_a_cancel_after_the_thread_took_its_gradients_consumes_nothing(
     acc: Accumulator, *, delivered: bool
 ) -> None:
     task = await queued(acc, acc.take_async(1))
     acc.apply_grad(1.0)
-    until_taken(acc)  # the task does not know yet
+    until_taken(acc)  # the task has not received them yet
     if delivered:
-        until(lambda: threading.active_count() == 1)  # it has handed its result to the loop
-        # Right after the result, before the task runs:
+        until(lambda: threading.active_count() == 1)  # the thread has passed on its result
+        # Cancel after the result has arrived, but before the task runs.
         asyncio.get_running_loop().call_soon(task.cancel)
     else:
         task.cancel()
@@ -99,7 +99,7 @@ async def test_a_cancel_after_the_gradients_consumes_nothing(
     untouched(acc, 1)
 
 
-async def test_a_timeout_says_which_gradients_came(acc: Accumulator) -> None:
+async def test_a_timeout_error_says_how_many_gradients_came(acc: Accumulator) -> None:
     acc.apply_grad(1.0)
     for timeout in 0.01, 0:
         with pytest.raises(errors.DeadlineExceededError, match="1 of the 3 required") as caught:
@@ -117,7 +117,7 @@ async def test_a_round_is_consumed_when_its_block_ends(acc: Accumulator) -> None
         await asyncio.sleep(0)
         assert taken.value.item() == 1.0
         assert not follower.done()
-        assert not acc.apply_grad(2.0)  # sealed
+        assert not acc.apply_grad(2.0)  # the step is sealed
         assert acc.global_step == 0
     assert await follower == 1
 
@@ -140,8 +140,8 @@ async def test_an_exception_or_a_cancel_in_the_block_consumes_nothing(acc: Accum
     untouched(acc, 1)
 
 
-async def test_a_round_is_entered_once(acc: Accumulator) -> None:
-    """If several tasks entered it, each would give up the other's round, or lose it."""
+async def test_a_second_entry_into_a_round_is_refused(acc: Accumulator) -> None:
+    """If two tasks could enter the same round, each might give up the other's gradients."""
     one = acc.round_async(1)
 
     async def chief() -> float:
@@ -166,7 +166,7 @@ async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator)
         with pytest.raises(errors.FailedPreconditionError, match="This task has a round"):
             await acc.take_async(1)
         with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
-            acc.take(1)  # would block the loop, and so the block's end, for ever
+            acc.take(1)  # would block the loop, so the block could never end
         with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
             acc.apply_grad(1.0, local_step=NEVER_STALE)
         other = await queued(acc, acc.take_async(1))
@@ -176,7 +176,7 @@ async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator)
 
 @pytest.mark.parametrize("own", [True, False], ids=["one_handle", "two_handles"])
 @pytest.mark.parametrize("waiter", ["take", "round"])
-def test_callbacks_see_a_take_before_its_task(acc: Accumulator, waiter: str, *, own: bool) -> None:
+def test_a_call_undoes_a_take_not_yet_received(acc: Accumulator, waiter: str, *, own: bool) -> None:
     async def chief() -> int:
         if waiter == "take":
             return (await acc.take_async(1)).count
@@ -202,11 +202,11 @@ def test_callbacks_see_a_take_before_its_task(acc: Accumulator, waiter: str, *, 
         asyncio.run(main(acc if own else other))
 
 
-async def test_a_new_step_replaces_a_take_that_its_task_has_not_received(acc: Accumulator) -> None:
+async def test_advance_step_discards_a_take_that_its_task_did_not_receive(acc: Accumulator) -> None:
     task = await queued(acc, acc.take_async(1))
     acc.apply_grad(1.0)
     until_taken(acc)
-    assert acc.advance_step(7) == 1  # before the loop comes to the task
+    assert acc.advance_step(7) == 1  # before the event loop runs the task
     assert not acc.apply_grad(2.0, local_step=6)
     assert acc.apply_grad(3.0, local_step=7)
     taken = await task
@@ -263,7 +263,7 @@ async def test_a_signal_handler_that_raises_while_the_thread_starts_ends_its_wai
     untouched(acc, 1)
 
 
-def test_a_failed_wait_keeps_nothing_alive(acc: Accumulator) -> None:
+def test_the_error_of_a_failed_wait_is_freed_without_the_collector(acc: Accumulator) -> None:
     async def main() -> weakref.ref[Any]:
         with pytest.raises(errors.DeadlineExceededError) as caught:
             await acc.round_async(1, timeout=0).__aenter__()
@@ -280,7 +280,7 @@ def test_a_failed_wait_keeps_nothing_alive(acc: Accumulator) -> None:
 
 
 def apply_until_told(name: str, *, pipe: Pipe) -> int:
-    """Apply 1 until told to stop; return how often."""
+    """Apply 1.0 until the test sends something; return the number of accepted gradients."""
     count = 0
     with Accumulator.attach(name) as own:
         while not pipe.poll():
@@ -290,7 +290,7 @@ def apply_until_told(name: str, *, pipe: Pipe) -> int:
 
 
 def test_a_task_that_waits_is_collected_with_its_loop(acc: Accumulator) -> None:
-    """The task refers to itself through its coroutines; it goes when its thread has ended."""
+    """A reference cycle holds the task; the collector frees it once its thread has ended."""
 
     class Mark:
         pass
@@ -311,7 +311,7 @@ def test_a_task_that_waits_is_collected_with_its_loop(acc: Accumulator) -> None:
     assert known() is None
 
 
-def test_many_cancellations_lose_nothing(acc: Accumulator) -> None:
+def test_many_cancellations_lose_no_gradient(acc: Accumulator) -> None:
     took = cancellations = 0
 
     async def taker(seed: int) -> None:
@@ -361,7 +361,7 @@ print("closed", flush=True)
 """
 
 
-def test_a_closed_loop_with_a_waiting_take_ends_its_process(acc: Accumulator) -> None:
+def test_a_process_whose_loop_closed_during_a_take_still_ends(acc: Accumulator) -> None:
     acc.apply_grad(1.0)
     assert run(THROWN_AWAY, acc.shared_name)[:2] == (0, "closed")
     until(lambda: acc.stats().waiting == 0)

@@ -1,4 +1,4 @@
-"""Applies to a full accumulator wait until a take makes room; nobody else waits."""
+"""Applies to a full accumulator wait until a take makes room; other calls do not wait."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def make(capacity: int | None, lanes: int = 1) -> ConditionalAccumulator:
 
 @pytest.fixture
 def acc() -> Iterator[ConditionalAccumulator]:
-    """An accumulator that is full with two gradients, one of them contributor 1's."""
+    """An accumulator that two gradients fill; contributor 1 applied the first."""
     with make(2) as made:
         made.apply_grad(1.0, contributor=1)
         made.apply_grad(2.0)
@@ -42,7 +42,7 @@ def apply(value: float, step: int = NEVER_STALE, who: int | None = None, *, pipe
 
 
 def wait_for_room(process: Apart) -> None:
-    """Return when a process that applies has found no room."""
+    """Return when the process's apply waits for room."""
     process.hear()
     until(lambda: activity(NAME, process.pid) == "waits for room")
 
@@ -85,12 +85,12 @@ def test_a_gradient_that_waits_for_room_is_checked_when_it_gets_in(
         if judged_by == "seal":
             acc.take_partial(2, seal=True)
         else:
-            getattr(acc, judged_by)(2)  # a step: it becomes stale while there is still no room
+            getattr(acc, judged_by)(2)  # set_global_step(2) makes it stale, and makes no room
         assert waiting.result(LONG) is False
     assert acc.stats().dropped == 1
 
 
-def test_a_timeout_adds_nothing(acc: ConditionalAccumulator) -> None:
+def test_an_apply_that_times_out_waiting_for_room_adds_nothing(acc: ConditionalAccumulator) -> None:
     for timeout in (0, 0.02):
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.apply_grad(4.0, timeout=timeout)
@@ -103,7 +103,7 @@ def test_a_timeout_adds_nothing(acc: ConditionalAccumulator) -> None:
 
 
 def test_applies_that_need_no_room_return_at_once(acc: ConditionalAccumulator) -> None:
-    assert acc.apply_grad(9.0, contributor=1)  # it is in
+    assert acc.apply_grad(9.0, contributor=1)  # contributor 1's gradient is already in
     assert not acc.apply_grad(9.0, -1)
     assert acc.num_accumulated() == 2
     with acc.round(2):
@@ -114,8 +114,8 @@ def test_applies_that_need_no_room_return_at_once(acc: ConditionalAccumulator) -
     assert not acc.apply_grad(9.0, 1)
 
 
-def test_a_repeated_gradient_that_waits_for_room_is_answered(acc: ConditionalAccumulator) -> None:
-    """The same contributor's first gradient got in meanwhile."""
+def test_a_repeated_gradient_that_waits_for_room_returns_true(acc: ConditionalAccumulator) -> None:
+    """Both applies of contributor 5 return true, but only one adds its gradient."""
     with Apart(apply, 4.0, NEVER_STALE, 5) as one, Apart(apply, 4.0, NEVER_STALE, 5) as twin:
         wait_for_room(one)
         wait_for_room(twin)
@@ -126,7 +126,7 @@ def test_a_repeated_gradient_that_waits_for_room_is_answered(acc: ConditionalAcc
     assert acc.num_accumulated() == 1
 
 
-def test_a_close_ends_the_wait(acc: ConditionalAccumulator) -> None:
+def test_a_close_ends_an_applys_wait_for_room(acc: ConditionalAccumulator) -> None:
     with ThreadPoolExecutor() as pool:
         own = ConditionalAccumulator.attach(NAME)
         waiting = pool.submit(own.apply_grad, 4.0, NEVER_STALE)
@@ -137,7 +137,7 @@ def test_a_close_ends_the_wait(acc: ConditionalAccumulator) -> None:
     assert acc.num_accumulated() == 2
 
 
-def test_the_capacity_is_never_exceeded(acc: ConditionalAccumulator) -> None:
+def test_a_take_of_more_gradients_than_the_capacity_is_refused(acc: ConditionalAccumulator) -> None:
     for take in (acc.take, acc.take_partial, acc.take_grad):
         with pytest.raises(errors.InvalidArgumentError, match="capacity"):
             take(3, timeout=0)
@@ -146,10 +146,10 @@ def test_the_capacity_is_never_exceeded(acc: ConditionalAccumulator) -> None:
     assert acc.take(2, timeout=0).count == 2
 
 
-def test_a_partial_uses_its_count_of_the_capacity() -> None:
+def test_a_partial_needs_as_much_capacity_as_its_gradients() -> None:
     five, two = (shmacc.DensePartial(np.array(1.0), count, 0) for count in (5, 2))
     with make(4) as acc:
-        assert acc.apply_partial(five)  # into an empty one it gets, whatever its size
+        assert acc.apply_partial(five)  # an empty accumulator accepts a partial of any size
         with pytest.raises(errors.DeadlineExceededError):
             acc.apply_partial(two, timeout=0)
         assert acc.take(1).count == 5
@@ -157,7 +157,7 @@ def test_a_partial_uses_its_count_of_the_capacity() -> None:
         assert acc.apply_grad(1.0, 1)
         with pytest.raises(errors.DeadlineExceededError):
             acc.apply_partial(two, 1, timeout=0)
-        assert acc.apply_grad(1.0, 1, weight=9)  # a gradient is one, whatever its weight
+        assert acc.apply_grad(1.0, 1, weight=9)  # a gradient counts as one, whatever its weight
         assert acc.take(4).count == 4
 
 

@@ -1,4 +1,4 @@
-"""A contributor's gradient counts once in a round, however often it is sent; weights count."""
+"""A contributor's gradient is added once in a round; a weight counts like equal gradients."""
 
 import itertools
 import logging
@@ -15,7 +15,7 @@ from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors
 from shmacc._base import layout
 
 LAST: Final = 2**63 - 1
-MOST: Final = 2**48  # the largest weight, and count of a partial
+MOST: Final = 2**48  # the largest weight, and the largest count of a partial
 
 
 @pytest.fixture(params=[1, 3])
@@ -29,7 +29,7 @@ def test_the_second_gradient_of_a_contributor_adds_nothing(acc: ConditionalAccum
     for _ in range(3):
         assert acc.apply_grad(40.0, contributor=7)
         assert acc.apply_grad(40.0, contributor=7, weight=3)
-    assert acc.apply_grad(4.0)  # of nobody in particular
+    assert acc.apply_grad(4.0)  # without a contributor
     stats = acc.stats()
     assert (stats.num_accumulated, stats.applied, stats.repeated, stats.dropped) == (3, 3, 6, 0)
     assert acc.contributors().tolist() == [0, 7]
@@ -52,10 +52,10 @@ def test_a_stale_or_sealed_apply_is_false_for_everybody(acc: ConditionalAccumula
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "group"])
-def test_an_asynchronous_gradient_not_added_is_logged_once(
+def test_a_repeated_never_stale_gradient_is_logged_once(
     kind: str, lanes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With NEVER_STALE it may be another gradient than the accepted one."""
+    """With NEVER_STALE the repeat may be a new gradient, so the warning says that it is lost."""
     make: Any = {
         "dense": lambda: ConditionalAccumulator("f8", (), "told", lanes=lanes),
         "sparse": lambda: SparseConditionalAccumulator("f8", (None,), "told", lanes=lanes),
@@ -66,7 +66,7 @@ def test_an_asynchronous_gradient_not_added_is_logged_once(
         for one in (acc, other):
             apply = one.apply if kind == "group" else one.apply_grad
             for _ in range(3):
-                assert apply(*gradient, 0, contributor=5)  # as a worker that was started again
+                assert apply(*gradient, 0, contributor=5)  # like a restarted worker
                 assert apply(*gradient, shmacc.NEVER_STALE)
             assert caplog.records == []
             for _ in range(3):
@@ -81,7 +81,7 @@ def test_an_asynchronous_gradient_not_added_is_logged_once(
         acc.unlink()
 
 
-def test_a_handler_that_raises_in_the_warning_loses_no_answer(acc: ConditionalAccumulator) -> None:
+def test_a_raising_log_handler_does_not_disturb_later_applies(acc: ConditionalAccumulator) -> None:
     class Raises(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise KeyError(record.name)
@@ -98,7 +98,7 @@ def test_a_handler_that_raises_in_the_warning_loses_no_answer(acc: ConditionalAc
     assert (acc.stats().repeated, acc.num_accumulated()) == (2, 1)
 
 
-def test_hundreds_of_contributors_are_kept_apart(acc: ConditionalAccumulator) -> None:
+def test_hundreds_of_contributors_count_once_each(acc: ConditionalAccumulator) -> None:
     who = np.random.default_rng(1).integers(0, LAST, 300, endpoint=True).tolist()
     for contributor in who * 2:
         assert acc.apply_grad(1.0, contributor=contributor)
@@ -137,8 +137,8 @@ WEIGHTS: Final = (3, 1, 2)
 @pytest.mark.parametrize(
     ("name", "reduction"), list(zip(ELEMENTS, itertools.cycle(layout.REDUCTIONS), strict=False))
 )
-def test_a_weight_counts_as_so_many_equal_gradients(name: str, reduction: str) -> None:
-    """This holds for the sum, the divisor and the quorum, with small whole numbers."""
+def test_a_weight_counts_like_that_many_equal_gradients(name: str, reduction: str) -> None:
+    """The sums and the divisors are equal; only the number of gradients differs."""
     element = ELEMENTS[name]
     rng = np.random.default_rng(len(name))
     grads = [rng.integers(0, 3, (2, 2)).astype(element.plain).view(element.dtype) for _ in WEIGHTS]
@@ -157,7 +157,7 @@ def test_a_weight_counts_as_so_many_equal_gradients(name: str, reduction: str) -
 
 
 def test_a_product_with_a_large_weight_is_rounded_once() -> None:
-    weight = 2**24 + 1  # no float32
+    weight = 2**24 + 1  # float32 cannot hold this number
     with ConditionalAccumulator("float32", (), reduction_type="SUM") as acc:
         acc.apply_grad(3.0, weight=weight)
         assert acc.take(1).value.item() == np.float32(3 * weight)
@@ -176,14 +176,14 @@ def test_a_weighted_gradient_that_overflows_adds_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("lanes", "sparse"), [(1, True), (3, True), (2, False)])
-def test_weights_of_all_lanes_do_not_overflow(lanes: int, *, sparse: bool) -> None:
-    """The apply that would overflow is refused, whichever its lane; the rest is taken."""
+def test_an_apply_that_would_overflow_all_weights_is_refused(lanes: int, *, sparse: bool) -> None:
+    """An apply that would overflow is refused in every lane; all others are taken."""
     kind: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
     grad: Any = ([3], [1.0]) if sparse else (1.0,)
     with kind("f8", lanes=lanes) as acc:
         first = LAST // MOST - 50
         assert acc.apply_partial(_weighing(first * MOST, sparse=sparse))
-        for contributor in range(50):  # goes to its own lane
+        for contributor in range(50):  # its number chooses the lane
             assert acc.apply_grad(*grad, contributor=contributor, weight=MOST)
         for lane in range(lanes):
             with pytest.raises(errors.OutOfRangeError, match="nothing was changed"):
@@ -207,7 +207,7 @@ def _weighing(weight: int, *, sparse: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["of nobody", "with contributors"])
-def test_counts_of_partials_in_all_lanes_do_not_overflow(*, named: bool) -> None:
+def test_a_partial_that_would_overflow_all_counts_is_refused(*, named: bool) -> None:
     with ConditionalAccumulator("f8", lanes=2) as acc:
         assert acc.apply_partial(_weighing((LAST // MOST - 8) * MOST))
         for contributor in range(8):
@@ -219,8 +219,8 @@ def test_counts_of_partials_in_all_lanes_do_not_overflow(*, named: bool) -> None
         assert (taken.count, taken.weight) == (1 + 8 * MOST, LAST // MOST * MOST)
 
 
-def test_a_lane_with_most_of_the_weight_leaves_others_no_room() -> None:
-    """The gradient's own lane has nothing yet."""
+def test_a_lane_with_the_largest_weight_makes_the_other_lane_refuse() -> None:
+    """The sum over both lanes is checked, although the gradient's own lane is empty."""
     with ConditionalAccumulator("f8", (), lanes=2) as acc:
         assert acc.apply_partial(_weighing(LAST))
         with pytest.raises(errors.OutOfRangeError, match="nothing was changed"):
@@ -258,7 +258,7 @@ def test_processes_that_apply_at_once_do_not_overflow_the_weights() -> None:
 
 @pytest.mark.parametrize(("name", "weight"), [("complex64", 3), ("complex128", 2**30)])
 def test_a_weight_multiplies_both_components_of_a_complex_gradient(name: str, weight: int) -> None:
-    """A product of complex numbers would make (inf+1j) * 2 a nan."""
+    """Complex multiplication would turn (inf+1j) * 2 into a nan."""
     parts = (0.0, -0.0, 1.5, -2.25, np.inf, -np.inf, np.nan)
     numbers = np.array([complex(real, imag) for real in parts for imag in parts], name)
     expected = np.empty_like(numbers)

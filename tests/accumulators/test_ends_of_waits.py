@@ -1,4 +1,4 @@
-"""A take's wait ends once for each death, and at its timeout if fewer gradients are enough."""
+"""A take stops waiting once for each death, or at its timeout if `at_least` gradients came."""
 
 import pickle
 import time
@@ -37,7 +37,7 @@ def test_a_death_before_the_take_ends_its_wait(acc: ConditionalAccumulator) -> N
         again = pickle.loads(pickle.dumps(error))
         assert (again.pids, again.contributors) == (error.pids, error.contributors)
     assert (acc.num_accumulated(), acc.global_step) == (1, 0)
-    # Once: the next take waits.
+    # Each death is reported once, so the next take waits.
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(2, timeout=SHORT, on_death="raise")
     assert acc.take(1, timeout=0).contributors.tolist() == [7]
@@ -76,7 +76,7 @@ def test_a_death_during_a_wait_ends_the_wait(acc: ConditionalAccumulator, how: s
         assert acc.take(2, timeout=0).count == 2
 
 
-def test_a_take_without_on_death_waits_on(acc: ConditionalAccumulator) -> None:
+def test_a_take_without_on_death_waits_until_its_timeout(acc: ConditionalAccumulator) -> None:
     with worker() as dead:
         dead.kill()
     with pytest.raises(errors.DeadlineExceededError):
@@ -121,10 +121,10 @@ def test_a_death_ends_only_one_of_two_waits(acc: ConditionalAccumulator) -> None
         assert sorted(waiting.result(LONG) == 3 for waiting in waits) == [False, True]
 
 
-# At the end of a timeout fewer gradients may be enough.
+# With at_least, a take accepts fewer gradients when its timeout ends.
 
 
-def test_at_the_timeout_fewer_gradients_may_be_enough(acc: ConditionalAccumulator) -> None:
+def test_at_its_timeout_a_take_accepts_at_least_gradients(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     acc.apply_grad(2.0)
     start = time.monotonic()
@@ -134,9 +134,9 @@ def test_at_the_timeout_fewer_gradients_may_be_enough(acc: ConditionalAccumulato
     assert acc.global_step == 1
 
 
-def test_a_take_leaves_fewer_gradients_than_enough(acc: ConditionalAccumulator) -> None:
+def test_a_take_with_less_than_at_least_consumes_nothing(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
-    for at_least in 2, None:  # None is the number itself
+    for at_least in 2, None:  # None means the required number
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(3, at_least=at_least, timeout=SHORT)
         assert (caught.value.accumulated, caught.value.required) == (1, 3)
@@ -144,7 +144,7 @@ def test_a_take_leaves_fewer_gradients_than_enough(acc: ConditionalAccumulator) 
 
 
 @pytest.mark.parametrize("timeout", [LONG, None])
-def test_all_gradients_end_a_wait_early(acc: ConditionalAccumulator, timeout: float | None) -> None:
+def test_a_complete_round_ends_the_wait(acc: ConditionalAccumulator, timeout: float | None) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(acc.take, 2, at_least=1, timeout=timeout)
         until(lambda: acc.stats().waiting == 1)
@@ -154,14 +154,14 @@ def test_all_gradients_end_a_wait_early(acc: ConditionalAccumulator, timeout: fl
         assert waiting.result(LONG).count == 2
 
 
-def test_a_timeout_of_0_is_judged_at_once(acc: ConditionalAccumulator) -> None:
+def test_with_a_timeout_of_0_at_least_is_enough_at_once(acc: ConditionalAccumulator) -> None:
     with pytest.raises(errors.DeadlineExceededError):
         acc.take(5, at_least=1, timeout=0)
     acc.apply_grad(1.0)
     assert acc.take(5, at_least=1, timeout=0).count == 1
 
 
-async def test_rounds_and_coroutines_take_what_is_enough(acc: ConditionalAccumulator) -> None:
+async def test_rounds_and_coroutines_accept_at_least_gradients(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with acc.round(3, at_least=1, timeout=SHORT) as taken:
         assert taken.count == 1
@@ -176,7 +176,7 @@ async def test_rounds_and_coroutines_take_what_is_enough(acc: ConditionalAccumul
     assert acc.global_step == 3
 
 
-def test_a_take_that_is_not_at_the_head_gets_nothing(acc: ConditionalAccumulator) -> None:
+def test_a_take_not_at_the_head_of_the_queue_gets_nothing(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(acc.take, 2, timeout=LONG)
@@ -187,8 +187,8 @@ def test_a_take_that_is_not_at_the_head_gets_nothing(acc: ConditionalAccumulator
         assert first.result(LONG).count == 2
 
 
-def test_a_large_round_is_served_whole() -> None:
-    """A large round is copied before the commit."""
+def test_at_its_timeout_a_large_round_is_taken_whole() -> None:
+    """A large round is copied before the commit, which is a code path of its own."""
     with ConditionalAccumulator("f8", (1 << 18,)) as acc:
         acc.apply_grad(range(1 << 18))
         taken = acc.take(2, at_least=1, timeout=SHORT)
@@ -196,10 +196,10 @@ def test_a_large_round_is_served_whole() -> None:
         assert taken.value[-1] == (1 << 18) - 1
 
 
-def test_a_take_tells_a_death_before_a_timeout_unless_it_has_enough(
+def test_a_death_ends_a_wait_but_no_take_that_has_enough_at_its_timeout(
     acc: ConditionalAccumulator,
 ) -> None:
-    """A wait raises for a death before its timeout, but first takes enough gradients."""
+    """Before the timeout a death raises; when it has passed, `at_least` gradients are taken."""
     with worker() as dead:
         dead.kill()
         with pytest.raises(errors.WorkerDiedError):

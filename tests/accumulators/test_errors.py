@@ -1,4 +1,4 @@
-"""Errors are builtin ones; they say what was given and what to do, and survive pickling."""
+"""Errors derive from builtin ones, say what was given and what to do, and survive pickling."""
 
 import os
 import pickle
@@ -29,7 +29,7 @@ ERRORS: Final[dict[type[BaseException], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def test_errors_are_builtin_ones_and_pickle() -> None:
+def test_error_classes_derive_from_builtin_ones_and_pickle() -> None:
     for builtin, names in ERRORS.items():
         for name in names:
             kind = getattr(errors, name)
@@ -81,7 +81,7 @@ def test_apply_partial_refuses_the_result_of_a_take() -> None:
                 acc.apply_partial(taken, local_step=1)
 
 
-def test_a_timeout_names_gradients_that_came_and_processes_that_are_attached() -> None:
+def test_a_timeout_error_counts_gradients_and_names_attached_processes() -> None:
     with ConditionalAccumulator("f4") as acc:
         acc.apply_grad([1.0])
         for wait, required, said in (
@@ -96,14 +96,14 @@ def test_a_timeout_names_gradients_that_came_and_processes_that_are_attached() -
 
 
 def _sleeps_in_a_wait(thread: int) -> bool:
-    """Whether this process's thread sleeps in a wait, after it has looked at the round."""
+    """Return whether this thread sleeps while it waits for gradients or for a step."""
     stat = Path(f"/proc/self/task/{thread}/stat").read_text(encoding="utf-8")
     waits = activity("acc", os.getpid()) in {"waits in the queue", "waits for the step"}
     return waits and stat.rpartition(")")[2].split()[0] == "S"
 
 
 def error_of(wait: Callable[..., Any], dropped: Callable[[], bool]) -> Any:
-    """The error of a wait during which a gradient is dropped; slow machines need longer waits."""
+    """Return the error of a wait in which a gradient is dropped; a slow machine waits longer."""
     with ThreadPoolExecutor(1) as pool:
         thread = pool.submit(threading.get_native_id).result(LONG)
         for timeout in (0.05, 0.5, 5, LONG):
@@ -120,16 +120,16 @@ def error_of(wait: Callable[..., Any], dropped: Callable[[], bool]) -> Any:
 
 
 @pytest.mark.parametrize("wait", ["take", "wait_step"])
-def test_a_timeout_names_gradients_dropped_in_it(acc: ConditionalAccumulator, wait: str) -> None:
+def test_a_timeout_error_counts_dropped_gradients(acc: ConditionalAccumulator, wait: str) -> None:
     acc.set_global_step(4)
     acc.apply_grad(1.0, 4)
-    assert not acc.apply_grad(1.0, 3)  # before the wait, so of no interest to it
+    assert not acc.apply_grad(1.0, 3)  # before the wait, so its error does not count this
     error = error_of(partial(getattr(acc, wait), 4), lambda: acc.apply_grad(1.0, 3))
     assert (error.step, error.required) == (4, 4 if wait == "take" else None)
 
 
 def test_a_take_behind_an_open_round_reports_dropped_gradients(acc: ConditionalAccumulator) -> None:
-    """Enough gradients had arrived, but a round keeps them."""
+    """Enough gradients arrived, but the open round holds them."""
     acc.apply_grad(1.0)
     with acc.round(1):
         error = error_of(partial(acc.take, 1), lambda: acc.apply_grad(1.0))

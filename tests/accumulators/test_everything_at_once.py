@@ -1,7 +1,7 @@
 """Threads of several processes apply, take, time out, cancel and close, all at once.
 
-Each accepted gradient has a row of its own, which exactly one take must return, once. It also adds
-its own number to one of a few rows that all share.
+Each accepted gradient has its own row, and exactly one take must return that row. The gradient also
+adds its number to one of twenty rows that all gradients share.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ TIMEOUTS: Final = (0, 0.0005, 0.003, 0.02)
 
 
 def enter(books: Books, taken: Any) -> None:
-    """Write down a take or a partial, whose gradients must all be whole."""
+    """Check that each gradient of a result is whole, and record that it was taken."""
     if not taken.count:
         return
     own = taken.indices < SHARED
@@ -54,14 +54,14 @@ def take(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
 
 
 def pass_on(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
-    """Take a partial, and apply it again half of the times."""
+    """Take a partial; half of the time apply it again, otherwise record it."""
     partial = acc.take_partial(rng.randint(0, 3), timeout=rng.choice(TIMEOUTS))
     if rng.random() < 0.5 or not acc.apply_partial(partial, shmacc.NEVER_STALE):
         enter(books, partial)
 
 
 def take_and_close(acc: Any, books: Books, rng: random.Random, _identity: int) -> None:
-    """Take through a handle that another thread closes at about that time."""
+    """Take through a handle that another thread closes at about the same time."""
     handle: Any = shmacc.attach(acc.shared_name)
     closing = threading.Timer(rng.random() * 0.004, handle.close)
     closing.start()
@@ -85,7 +85,7 @@ REFUSALS: Final = (
 
 
 def work(books: Books, name: str, number: int) -> None:
-    """Play all roles in one process, a thread each, and a second thread that applies."""
+    """Run each role in a thread of this process, and `apply` in a second thread as well."""
 
     def play(place: int, role: Callable[..., None], times: int) -> None:
         rng = random.Random(10 * number + place)
@@ -115,15 +115,15 @@ def test_each_accepted_gradient_is_taken_once(crew: Crew) -> None:
     assert stats.applied == stats.taken
 
 
-# So many that an apply takes longer than a process looks for a permit before it sleeps.
+# With this many rows, an apply lasts longer than a waiting process polls before it sleeps.
 ROWS: Final = 10_000
 
 
 def test_two_processes_that_apply_all_the_time_take_turns() -> None:
     """An apply in a loop gives the lock back and wants it again within microseconds.
 
-    The other process sleeps, and takes longer than that to wake up. Left to chance, the first one
-    would go on for seconds.
+    The other process sleeps, and wakes up more slowly than that. Without a fair lock, the first
+    process could go on for seconds.
     """
     fork, processes = multiprocessing.get_context("fork"), 2
     begin, end, done = fork.Barrier(processes), fork.Event(), fork.RawArray("q", processes)
@@ -147,8 +147,8 @@ def test_two_processes_that_apply_all_the_time_take_turns() -> None:
         assert min(done) > max(done) / 10
 
 
-# A reader without the lock sees one whole commit, however many are made meanwhile. All of it
-# happens among threads of one process, so that `make tsan` sees every word that they share.
+# A reader without the lock sees one whole commit, however many commits happen meanwhile. Readers
+# and writers are threads of one process, so that `make tsan` sees every word that they share.
 ROUNDS: Final = 40
 
 
@@ -156,14 +156,14 @@ MOST: Final = np.iinfo(np.int64).max
 
 
 def add_rows(acc: Any, number: int) -> None:
-    """Add old and new rows: the undo log grows, by its own commit."""
+    """Add old and new rows, so that the undo log grows, which is a commit of its own."""
     rows = np.arange(number % 7, 40 * (number % ROUNDS + 1), 3)
     acc.apply_grad(rows, np.ones((len(rows), 2), np.int64), shmacc.NEVER_STALE)
 
 
 def overflow(acc: Any, _number: int) -> None:
-    """Change rows in place, then undo: another kind of commit."""
-    rows = np.arange(10**6, 10**6 + 8)  # nobody else's
+    """Change rows in place and undo the change, which is another kind of commit."""
+    rows = np.arange(10**6, 10**6 + 8)  # no other part uses these rows
     values = np.ones((8, 2), np.int64)
     for last in (1, MOST):  # does not overflow if there was a take in between
         values[-1] = last
@@ -175,7 +175,7 @@ def add_array(acc: Any, number: int) -> None:
     """Add dense arrays, with another shape in each round."""
     try:
         acc.apply_grad(np.ones(number % 5 + 1, np.int64), shmacc.NEVER_STALE)
-    except errors.InvalidArgumentError:  # of another shape than this round's first
+    except errors.InvalidArgumentError:  # the round's first gradient has another shape
         assert acc.num_accumulated() >= 0
 
 
@@ -189,7 +189,7 @@ def empty(acc: Any, number: int) -> None:
 
 
 def look(acc: Any, _number: int) -> None:
-    """Compare numbers with each other: those of two commits do not fit."""
+    """Compare counters that agree only if they are from one commit."""
     stats = acc.stats()
     assert stats.applied == stats.taken + stats.discarded + stats.num_accumulated
     assert stats.recoveries == 0
@@ -208,7 +208,7 @@ def describe(acc: Any, _number: int) -> None:
 
 
 def wait_a_little(acc: Any, number: int) -> None:
-    """Wait in the queue, and leave it with nothing."""
+    """Wait in the queue until the timeout or a cancel."""
     with pytest.raises((errors.DeadlineExceededError, errors.CancelledError)):
         acc.take_partial(10**9, timeout=0.001)
     if number % 4 == 0:

@@ -112,7 +112,7 @@ def apply(step: int, *, pipe: Pipe) -> bool:
         return own.apply_grad(1.0, step)
 
 
-def test_applies_that_wait_return_false() -> None:
+def test_finish_makes_a_waiting_apply_return_false() -> None:
     with ConditionalAccumulator("f8", (), NAME, capacity=1, unlink_on_close=True) as acc:
         acc.apply_grad(1.0)
         with Apart(apply, 0) as for_room:
@@ -122,14 +122,14 @@ def test_applies_that_wait_return_false() -> None:
             assert for_room.result() is False
 
 
-def test_a_block_that_is_open_goes_on_to_its_end(acc: ConditionalAccumulator) -> None:
+def test_a_round_that_is_open_at_finish_is_consumed_at_its_end(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with Apart(apply, NEVER_STALE) as later, acc.round(1) as taken:
         later.say()
         until_somebody("waits for the end of the round")
         acc.finish()
         assert not acc.running
-        assert later.result() is False  # it waits for the block no longer
+        assert later.result() is False  # it no longer waits for the block's end
         assert taken.value == 1.0
         assert acc.global_step == 0
     assert (acc.global_step, acc.num_accumulated(), acc.stats().taken) == (1, 0, 1)
@@ -146,7 +146,7 @@ def test_a_block_that_raises_does_not_reopen_a_finished_run(acc: ConditionalAccu
     assert acc.apply_grad(1.0) is False
 
 
-def test_a_wait_for_a_step_that_is_reached_is_served_first(acc: ConditionalAccumulator) -> None:
+def test_wait_step_returns_a_step_reached_before_finish(acc: ConditionalAccumulator) -> None:
     acc.advance_step(5)
     acc.finish()
     assert acc.wait_step(4) == 5
@@ -164,7 +164,7 @@ def test_finish_does_not_wait_for_a_stopped_process(acc: ConditionalAccumulator)
                 own.take_partial(0)
 
     with Apart(hold_the_lock).ready() as process:
-        for _ in range(20):  # sometimes it holds the lock
+        for _ in range(20):  # in some tries it is stopped with the lock
             process.signal(signal.SIGSTOP)
             acc.finish()
             assert not acc.running
@@ -177,7 +177,7 @@ def test_finish_does_not_wait_for_a_stopped_process(acc: ConditionalAccumulator)
 def test_a_restore_begins_the_run_again(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     state = acc.state()
-    acc.restore(state)  # what is not finished stays so
+    acc.restore(state)  # a run that is not finished stays unfinished
     acc.finish()
     acc.restore(state)
     assert acc.running
@@ -191,7 +191,7 @@ def test_a_restore_begins_the_run_again(acc: ConditionalAccumulator) -> None:
 
 
 def create_and(end: str, *, pipe: Pipe) -> None:
-    """Create a segment that is removed at this process's end, and act."""
+    """Create a segment with unlink_on_close, and end it as `end` says."""
     acc = ConditionalAccumulator("f8", (), NAME, unlink_on_close=True)
     pipe.turn()
     if end == "unlink":
@@ -238,7 +238,7 @@ CHIEF: Final = """
 
 
 def test_a_program_that_ends_normally_finishes_the_run() -> None:
-    """Threads of the program that wait get no error, which they would print at the end."""
+    """The program's own waiting threads get no error, since they would print it at the end."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(CHIEF)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as chief:
         assert chief.stdout is not None
@@ -252,9 +252,9 @@ def test_a_program_that_ends_normally_finishes_the_run() -> None:
 
 
 @pytest.mark.parametrize("unlink_on_close", [True, False])
-def test_waits_of_a_closed_handle_end_by_the_close(*, unlink_on_close: bool) -> None:
-    """The close also finishes the run, which only other processes' waits report."""
-    name = NAME if unlink_on_close else None  # a private one goes with its handle, too
+def test_a_close_cancels_own_waits_and_finishes_those_of_others(*, unlink_on_close: bool) -> None:
+    """The close also finishes the run, which only waits of other handles report."""
+    name = NAME if unlink_on_close else None  # a private segment goes with its handle, too
     acc = ConditionalAccumulator("f8", (), name, unlink_on_close=unlink_on_close)
     with ThreadPoolExecutor() as executor, pickle.loads(pickle.dumps(acc)) as others:
         own = executor.submit(acc.take, 9, timeout=LONG)
@@ -283,6 +283,6 @@ def test_unlink_after_close_removes_its_own_name_only(how: str) -> None:
     acc.close()
     acc.unlink()
     with ConditionalAccumulator("f8", (), NAME, if_exists="error") as new:
-        acc.unlink()  # leaves another one's name
+        acc.unlink()  # must not remove the new segment's name
         ConditionalAccumulator.attach(NAME).close()
         new.unlink()

@@ -21,7 +21,7 @@ GRADIENT: Final = {"emb": ([7, 3], [[1, 2], [3, 4]]), "fc": [1, 2, 3]}
 
 
 def make_group(*args: Any, **keywords: Any) -> Any:
-    """Make a group as Any, since each test knows which members are sparse; with a name."""
+    """Make a group that unlinks its name; its type is Any, as each test knows its members."""
     return shmacc.AccumulatorGroup(*args, unlink_on_close=True, **keywords)
 
 
@@ -103,7 +103,7 @@ def test_an_unknown_member_is_refused(group: Any) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 32])
 def test_an_unused_member_costs_what_the_documentation_says(lanes: int) -> None:
-    """1 KiB, with up to three lanes."""
+    """A member costs 64 bytes and 320 for each lane: 1 KiB with three lanes."""
     members, page = 1000, 4096
     with make_group(
         {f"m{i}": shmacc.TensorSpec((2,)) for i in range(members)}, "sized", lanes=lanes
@@ -114,7 +114,7 @@ def test_an_unused_member_costs_what_the_documentation_says(lanes: int) -> None:
 
 
 def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
-    """Only one of the two gradients would be added."""
+    """Otherwise only one of the member's two gradients would be added."""
     group.apply(GRADIENT, 0)
     partial = group.take_partial(1)
     repeating: Any = Repeating(partial)
@@ -235,7 +235,7 @@ def test_attach_returns_the_group() -> None:
         assert not isinstance(found.members["fc"], shmacc.IndexedSlicesSpec)
 
 
-def test_partials_pickle_and_go_into_another_group(group: Any) -> None:
+def test_a_pickled_partial_can_be_applied_to_another_group(group: Any) -> None:
     with make_group(TWO) as far:
         group.apply(GRADIENT, 0, contributor=4, weight=3)
         group.apply({"fc": [1, 1, 1]}, 0)
@@ -261,5 +261,5 @@ def test_a_partial_whose_members_count_more_is_refused(group: Any, changed: dict
         group.apply_partial(shmacc.GroupPartial({"fc": of_fc}, 2, 0))
     group.apply(GRADIENT, 0)
     with pytest.raises(errors.InvalidArgumentError, match="take_partial"):
-        group.apply_partial(group.take(1))  # no partial
+        group.apply_partial(group.take(1))  # a take's result is no partial
     assert group.num_accumulated() == 0

@@ -20,14 +20,14 @@ ROUNDS: Final = [
     *((1, 10, (64,)), (3, 40_000, ()), (2, 5, (3, 2)), (2, 300, (1000,)), (4, 20_000, (8,))),
     *((1, 0, (5,)), (2, 1000, (0,)), (3, 60_000, (1,)), (2, 7, ())),
 ]
-# Rows may be anywhere: packed, spread, or at the end of what an index can be.
+# Row numbers are close together, spread out, or up to the largest index.
 SPREADS: Final = [2**12, 2**20, 2**63 - 1]
 
 
 def gradient(
     rng: np.random.Generator, name: str, rows: int, inner: tuple[int, ...], spread: int
 ) -> tuple[Any, Any]:
-    """Make a gradient of whole numbers, with repeats if rows are few."""
+    """Make a gradient of whole numbers; if the spread is small, rows repeat."""
     element = ELEMENTS[name]
     indices = rng.integers(0, spread, size=rows, endpoint=True)
     low = 0 if element.sums.kind == "u" else -2
@@ -68,7 +68,7 @@ def test_each_row_is_taken_once_whatever_the_previous_round_held(name: str) -> N
 
 
 def test_memory_is_bounded_by_the_rows_that_were_held(namespace: str) -> None:
-    """The bound is 1.5 times the rows plus 16 bytes each, the largest gradient, and 1 MiB."""
+    """The bound is 1.5 times the rows (each 16 bytes larger), plus one gradient and 1 MiB."""
     width, each = 16, 20_000
     with SparseConditionalAccumulator("f8", None, "rows", unlink_on_close=True) as acc:
         (segment,) = Path(SHM_DIRECTORY).glob(f"shmacc.*{namespace}*rows*")
@@ -89,12 +89,12 @@ def _occupied(namespace: str) -> int:
     return segment.stat().st_blocks * 512
 
 
-SMALL_ROUNDS: Final = 8  # after so many in a row memory is given back
+SMALL_ROUNDS: Final = 8  # after this many small rounds in a row, memory is given back
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
-def test_memory_stays_reserved_while_large_rounds_return(kind: str, namespace: str) -> None:
-    """Reserving it again in every other round would cost more than the rounds."""
+def test_memory_stays_reserved_while_large_rounds_come_often(kind: str, namespace: str) -> None:
+    """Reserving memory again for every large round would cost more than the rounds."""
     width, many = 16, 20_000
     of_kind: Any = SparseConditionalAccumulator if kind == "sparse" else ConditionalAccumulator
     acc = of_kind(np.float64, shared_name="rounds", unlink_on_close=True)
@@ -118,9 +118,9 @@ def test_memory_stays_reserved_while_large_rounds_return(kind: str, namespace: s
                 assert _occupied(namespace) == much
             round_of(many)
             assert _occupied(namespace) == much
-        for _ in range(SMALL_ROUNDS + 1):  # the first gradient of the last one gives it back
+        for _ in range(SMALL_ROUNDS + 1):  # the last round's first gradient frees memory
             round_of(10)
-        # The regions together may have half a MiB whatever the rows.
+        # All regions together may keep half a MiB.
         assert _occupied(namespace) <= little + 2**19
 
 
@@ -131,11 +131,11 @@ SPECS: Final = {"rows": IndexedSlicesSpec((None, 16), "f4"), "array": TensorSpec
 
 @pytest.mark.parametrize("kind", ["group", "parameters"])
 def test_repeated_restores_need_no_more_memory(kind: str, tmp_path: Path, namespace: str) -> None:
-    """The segment needs no more memory than before; the undo log has at least 3 MiB."""
+    """The segment may grow by 256 KiB; an undo log of all rows would have 3 MiB."""
     one: Any
     if kind == "group":
         one = shmacc.AccumulatorGroup(SPECS, "rounds")
-        for _ in range(2):  # a dense member has two buffers from then on
+        for _ in range(2):  # from the second apply on, a dense member has two buffers
             one.apply({"rows": GRADIENT, "array": GRADIENT[1]}, 0)
     else:
         one = shmacc.Parameters({"t": GRADIENT[1]}, "rounds", optimizer=shmacc.optim.Adam(0.1))

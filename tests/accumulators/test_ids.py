@@ -1,4 +1,4 @@
-"""Sparse gradients as programs make them: ids with gaps, empty batches, a step for a shape."""
+"""Sparse gradients as in real programs: ids with gaps, empty batches, a step in the wrong place."""
 
 import itertools
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def restored(acc: Any, indices: Any, values: Any) -> None:
     acc.restore(acc.state() | of_member | {"count": one, "weight": one})
 
 
-# How rows come into a single accumulator or a group.
+# Ways to apply rows to a single accumulator or a group.
 WAYS: Final[dict[str, Callable[[Any, Any, Any], Any]]] = {
     "arrays": lambda acc, ids, values: acc.apply_grad(ids, values),
     "slices": lambda acc, ids, values: acc.apply_indexed_slices_grad(IndexedSlices(values, ids)),
@@ -74,7 +74,7 @@ def accumulator(way: str, shape: Any) -> Any:
 
 @every_way
 def test_an_empty_batch_counts_whatever_its_shape(way: str) -> None:
-    """`([], [])` counts as a gradient, before others and after them."""
+    """`([], [])` counts as a gradient, both before and after a gradient with rows."""
     shapes: list[Any] = [(10, 2), (None, 2), (10, 2, 3), (10,)]
     nothing_said: tuple[Any, ...] = ([], (), np.array([]), np.array([], np.int32))
     for shape, empty in zip(shapes, nothing_said, strict=True):
@@ -94,7 +94,7 @@ def test_bad_ids_raise_an_error_that_says_why(way: str) -> None:
         ([], [[1.0, 2.0]], "non-empty input values"),
         ([1], [], "non-empty input values"),
         ([1], np.zeros((0, 2)), "non-empty input values"),
-        # A missing id is left out, and not filled with row 0.
+        # The caller must leave a missing id out; it must not become row 0.
         (np.array([1, np.nan]), np.ones((2, 2)), r"indices.*leave these out"),
         ([1.0, float("nan")], np.ones((2, 2)), r"indices.*leave these out"),
         (np.ma.masked_array([1, 2], [False, True]), np.ones((2, 2)), r"indices.*leave these out"),
@@ -109,7 +109,7 @@ def test_bad_ids_raise_an_error_that_says_why(way: str) -> None:
 
 
 def test_a_step_passed_as_the_shape_is_refused() -> None:
-    """`apply_grad(ids, values, 0)`: the third argument is the gradient's shape."""
+    """In `apply_grad(ids, values, 0)` the third argument is the gradient's shape."""
     steps: list[Any] = [0, 1, np.int64(3), np.array(2)]
     for declared in ((10, 2), (10,), None):
         values = np.ones((1, *(declared or (0, 2))[1:]), np.float32)
@@ -135,8 +135,8 @@ def test_hashed_ids_are_sorted_by_all_their_bits(number: int) -> None:
     np.testing.assert_array_equal(taken.values, values[order])
 
 
-def test_a_row_is_not_confused_with_another_one_in_the_same_bucket() -> None:
-    """Rows 0 and 3 are three places apart, so 2 is looked for in between, where 100 is."""
+def test_a_row_is_not_confused_with_the_row_at_its_expected_place() -> None:
+    """Rows 0 and 3 stand three places apart, so row 2 is expected between them, where 100 is."""
     with SparseConditionalAccumulator("float64", reduction_type="SUM") as acc:
         for ids in ([0, 1], [100], [3], [0, 2, 3]):
             acc.apply_grad(ids, [1.0] * len(ids))
@@ -146,7 +146,7 @@ def test_a_row_is_not_confused_with_another_one_in_the_same_bucket() -> None:
     }  # fmt: skip
 
 
-# Shapes of an accumulator, and of a gradient that it must refuse: it would settle the round's.
+# An accumulator's shape, and the shape of rows that it must refuse even in a first gradient.
 WRONG: Final[list[tuple[tuple[int, ...], tuple[int, ...]]]] = [
     ((10,), (1,)), ((10,), (1, 1)), ((10, 2), (2, 1)), ((10, 2), (2, 3)), ((10, 2, 3), (2, 3, 1)),
     ((10, 0), (0, 1)), ((0, 2), (2, 2)),
@@ -171,21 +171,21 @@ def test_a_gradient_must_have_the_declared_shape(way: str) -> None:
             group.apply({"t": ([1], np.ones((1, 2, 1)))}, 0)
 
 
-# Widths that the loops have as constants, others, and one that is not fetched ahead to its end.
+# Some widths are constants in the loops, others are not; 300 is too wide to be prefetched whole.
 INNER: Final = (
     *((), (0,), (1,), (2,), (3,), (2, 2), (8,), (16,), (5, 5), (32,), (64,), (128,), (300,)),
 )
 
 
-# Sums of repeats are compared to the bit: numbers of mixed magnitudes give another sum in another
-# order.
+# Sums of repeats are compared bit by bit: with mixed magnitudes, another order of adding gives
+# another sum.
 TABLE_ROWS: Final = 500
 
 
-FEW, MANY = 150, 500  # sorted by comparing, and by counting
+FEW, MANY = 150, 500  # 150 ids are sorted by comparison, 500 by counting
 
 
-# Between the ids: they lie together, apart, and so far apart that they need more than 32 bits.
+# Distances between neighbouring ids; with the largest, ids need more than 32 bits.
 APART: Final = (1001, 1, 2**33 + 5)
 
 
@@ -231,7 +231,7 @@ def test_repeats_that_overflow_change_nothing(name: str) -> None:
 
 
 def test_rows_that_overflow_the_last_bucket_are_found_in_the_first() -> None:
-    """The key is random: in a third of small, crowded indexes the last bucket overflows."""
+    """The hash key is random; the last bucket overflows in a third of small, crowded indexes."""
     ids = np.random.default_rng(3).choice(10**6, 44, replace=False)
     for _ in range(50):
         with SparseConditionalAccumulator("float32") as acc:

@@ -19,12 +19,12 @@ from helpers.support import SANITIZED
 
 from shmacc import _core
 
-LARGE = 40 << 20  # bytes; malloc returns what is larger than 32 MiB to the kernel
+LARGE = 40 << 20  # bytes; malloc returns blocks of more than 32 MiB to the kernel
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> None:
-    """Free what earlier tests left, by asking for more memory than there is."""
+    """Free the memory that earlier tests kept: an impossible request releases it."""
     gc.collect()
     with pytest.raises(MemoryError):
         _core.memory(1 << 60)
@@ -64,7 +64,7 @@ def test_a_dropped_results_memory_is_reused_and_the_kernel_may_take_it() -> None
 def test_results_in_use_do_not_share_memory() -> None:
     held = [filled(number) for number in range(6)]
     for number in range(0, 6, 2):
-        held[number] = held[number + 1]  # its own is dropped
+        held[number] = held[number + 1]  # drops the piece that was there
         held[number] = filled(10 + number)
     assert [int(piece[0]) for piece in held] == [10, 1, 12, 3, 14, 5]
     assert all((piece == piece[0]).all() for piece in held)
@@ -89,7 +89,7 @@ def test_kept_memory_is_freed_when_a_result_needs_it() -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + LARGE, before[1]))
     try:
-        held = filled(2, LARGE * 3 // 2)  # too small for the piece
+        held = filled(2, LARGE * 3 // 2)  # too small to reuse the kept piece
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert (held == 2).all()
@@ -130,7 +130,7 @@ def _is_limited_in(resource_number: int) -> None:
 
     _keeps_nothing_any_more(limit)
     for _ in range(2):
-        np.ones(4 * LARGE, np.uint8)  # NumPy's own has the room
+        np.ones(4 * LARGE, np.uint8)  # NumPy can still allocate
 
 
 @needs_mallinfo

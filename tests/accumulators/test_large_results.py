@@ -16,12 +16,12 @@ from shmacc.errors import InvalidArgumentError, OutOfRangeError
 
 LARGE = 33 << 20  # bytes; results of 32 MiB and more are written past the caches
 
-# Rows of a cache line, of more than one piece, of some lines, and those that are not whole lines.
+# Rows of one cache line, of more than one piece, of several lines, and of a fraction of lines.
 WIDTHS = [("float32", 16), ("float64", 1000), ("complex64", 64), ("float32", 100), ("uint8", 40)]
 
 
 def table(name: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in random order, with different values that are exact in every dtype."""
+    """Return rows in random order, with values that are exact in every dtype."""
     sums = 8 if name in ("int64", "uint8", "complex64", "float64") else 4
     count = LARGE // (width * sums) + 3
     indices = np.random.default_rng(0).permutation(2 * count)[:count]
@@ -109,7 +109,7 @@ def test_a_result_that_overflows_is_found_anywhere_in_an_array() -> None:
 
 
 @pytest.mark.parametrize(("width", "lanes"), [(64, 2), (100, 1)])
-def test_a_sealed_segment_has_each_row_in_one_piece_ascending(width: int, lanes: int) -> None:
+def test_a_held_round_has_each_row_in_one_piece_in_ascending_order(width: int, lanes: int) -> None:
     indices, values = table("float32", width)
     members = {"m": shmacc.IndexedSlicesSpec((2 * len(indices), width), "float32")}
     with HostGroup(members, lanes=lanes) as group:
@@ -131,7 +131,7 @@ def test_a_sealed_segment_has_each_row_in_one_piece_ascending(width: int, lanes:
     ("row_bytes", "size"), [(4, 1 << 12), (12, LARGE), (64, LARGE), (256, 1 << 12)]
 )
 def test_put_values_writes_each_value_at_its_index(row_bytes: int, size: int) -> None:
-    """The members: one with rows, a part of a dense one, another one with rows."""
+    """There are three members: rows, a part of a dense array, and rows again."""
     count = size // row_bytes
     random = np.random.default_rng(1)
     wholes = [_core.memory(n * row_bytes).reshape(n, row_bytes) for n in (count, count, 7)]
@@ -193,7 +193,7 @@ def test_columns_are_merged_member_by_member(highest: int, count: int) -> None:
         assert np.array_equal(found, np.concatenate(expected))
 
 
-def test_columns_that_do_not_fit_are_refused() -> None:
+def test_columns_whose_lengths_do_not_fit_are_refused() -> None:
     two = np.array([3, 4])
     shards: list[tuple[list[int], list[int]]] = [
         *(([1], [2]), ([1, 1], [1]), ([1, 1], [3]), ([1, 1], [-1, 3]), ([1, 1], [2**62, 2]))

@@ -1,6 +1,6 @@
-"""Partials count as their gradients do, bad ones are refused, and a seal closes a step.
+"""Partials count like their gradients, bad partials are refused, and a seal closes a step.
 
-Whole trees of partials are in the tests against the models.
+test_against_numpy_model.py and test_groups.py test partials of partials.
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ def test_a_seal_refuses_later_gradients_of_the_step(kind: Any, gradient: tuple[A
         acc.unseal()
         assert acc.apply_partial(partial) is True
         acc.take_partial(0, seal=True)
-        assert acc.advance_step(0) == 0  # not past it, so no unsealing
+        assert acc.advance_step(0) == 0  # the step did not advance, so the seal stays
         assert acc.apply_grad(*gradient, local_step=1) is False
         assert acc.advance_step(1) == 0
         assert acc.apply_grad(*gradient, local_step=1) is True
@@ -87,11 +87,11 @@ def row_partial(**changes: Any) -> SparsePartial:
     return SparsePartial(**(fields | changes))
 
 
-def test_rows_of_a_partial_do_not_repeat() -> None:
-    """Counts of repeated rows would exceed the gradients'. The rows' order does not matter."""
+def test_a_partial_with_repeated_rows_is_refused() -> None:
+    """With repeats, a row could count more than all gradients. Rows may be in any order."""
     four = {"values": np.ones((4, 1), "f4"), "row_counts": [1, 1, 1, 1]}
     with SparseConditionalAccumulator("f4") as acc:
-        for step in (0, 1):  # fresh, then stale
+        for step in (0, 1):  # the partials are fresh, then stale
             acc.set_global_step(step)
             for bad in row_partial(indices=[3, 3]), row_partial(indices=[5, 3, 4, 5], **four):
                 with nothing_changes(acc), refused() as caught:
@@ -128,7 +128,7 @@ def test_an_empty_partial_has_the_declared_shape() -> None:
             assert acc.num_accumulated() == 0
 
 
-def test_an_empty_partial_without_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_partial_too_large_for_memory_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 

@@ -22,7 +22,7 @@ def apply_one(acc: ConditionalAccumulator, value: float, step: int = 0) -> bool:
 
 
 def open_and_apply(value: float) -> bool:
-    """Create or attach, whichever process is first, and apply."""
+    """Create the accumulator or attach to it, and apply."""
     with ConditionalAccumulator(np.float64, (), "acc", reduction_type="SUM") as acc:
         return acc.apply_grad(value)
 
@@ -42,7 +42,7 @@ def test_processes_meet_by_pickled_handle_and_name(crew: Crew, acc: ConditionalA
     children = [crew.start(apply_one, acc, 1.0)]
     children.append(crew.start(open_and_apply, 2.0))
     assert [child.result() for child in children] == [True, True]
-    # Here the parent makes, the child takes.
+    # Now the parent applies and a child takes.
     acc.apply_grad(4.0)
     taker = crew.start(take_one, 3)
     assert taker.result() == (7.0, 3, 0)
@@ -52,24 +52,24 @@ def test_processes_meet_by_pickled_handle_and_name(crew: Crew, acc: ConditionalA
 
 
 @pytest.mark.parametrize("crew", ["spawn"], indirect=True)
-def test_private_handles_pickle_and_errors_return(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_private_handles_and_child_errors_pickle(crew: Crew, acc: ConditionalAccumulator) -> None:
     with ConditionalAccumulator(np.float32) as private:
         child = crew.start(apply_one, private, 1.0)
         otherwise = crew.start(open_otherwise)
         assert private.take_grad(1, timeout=LONG).item() == 1.0
         assert child.result()
-        # The child has closed it and ended; the segment is its creator's.
+        # The child closed its handle and ended; the creator's segment remains.
         assert private.apply_grad(1.0, local_step=1)
     with pytest.raises(errors.InvalidArgumentError):
         otherwise.result()
     assert acc.num_accumulated() == 0
 
 
-# Takes of several processes stand in one line: its order, its head, and every way to leave it.
+# Takes of all processes wait in one queue: its order, its head, and every way to leave it.
 
 
 def queue_up(crew: Crew, acc: ConditionalAccumulator, *numbers: int) -> list[Apart]:
-    """Start a process that takes for each number, in this order."""
+    """For each number, start a process that takes that many gradients, in this order."""
     takers = []
     for place, number in enumerate(numbers, start=1):
         takers.append(crew.start(take_one, number))
@@ -81,7 +81,7 @@ def test_takes_are_served_in_order(crew: Crew, acc: ConditionalAccumulator) -> N
     takers = queue_up(crew, acc, 1, 1, 2, 1)
     for step, value in enumerate([1.0, 2.0]):
         assert acc.apply_grad(value, local_step=step)
-    # The next round is the third's, which needs two.
+    # The third take is next, and needs two gradients.
     for value in (4.0, 8.0):
         assert acc.apply_grad(value, local_step=2)
     assert acc.apply_grad(16.0, local_step=3)
@@ -93,7 +93,7 @@ def test_the_head_of_the_queue_blocks_later_takes(crew: Crew, acc: ConditionalAc
     first, second = queue_up(crew, acc, 3, 1)
     for value in (1.0, 2.0):
         acc.apply_grad(value)
-        # Enough for the second take, but the first one's turn comes first.
+        # The second take would have enough, but it is the first take's turn.
         assert acc.stats().waiting == 2
         with pytest.raises(errors.DeadlineExceededError):
             acc.take(1, timeout=0)
@@ -105,19 +105,19 @@ def test_the_head_of_the_queue_blocks_later_takes(crew: Crew, acc: ConditionalAc
     assert second.result() == (8.0, 1, 1)
 
 
-def test_when_the_head_gives_up_the_next_is_served(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_if_the_head_times_out_the_next_is_served(crew: Crew, acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     first = crew.start(take_one, 3, 0.4)
     until(lambda: acc.stats().waiting == 1 or first.pipe.poll())
     second = crew.start(take_one, 1)
     with pytest.raises(errors.DeadlineExceededError):
         first.result()
-    # Nothing was consumed by the one, and no apply had to come for the other.
+    # The first take consumed nothing, and the second was served without a new apply.
     assert second.result() == (1.0, 1, 0)
     assert acc.stats().waiting == 0
 
 
-def test_a_partial_take_of_0_waits_for_nobody(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_take_partial_of_0_does_not_queue_up(crew: Crew, acc: ConditionalAccumulator) -> None:
     (first,) = queue_up(crew, acc, 2)
     for seal in (False, True):
         acc.apply_grad(1.0)
@@ -131,7 +131,7 @@ def test_a_partial_take_of_0_waits_for_nobody(crew: Crew, acc: ConditionalAccumu
     assert first.result() == (6.0, 2, 0)
 
 
-def test_a_partial_of_0_leaves_the_heads_round(crew: Crew, acc: ConditionalAccumulator) -> None:
+def test_take_partial_of_0_leaves_the_heads_round(crew: Crew, acc: ConditionalAccumulator) -> None:
     """The head owns the round even before it wakes up."""
     acc.apply_grad(1.0)
     (first,) = queue_up(crew, acc, 2)
@@ -157,7 +157,7 @@ def test_cancel_ends_waits_in_every_process(crew: Crew, acc: ConditionalAccumula
         with pytest.raises(errors.CancelledError, match="was cancelled"):
             taker.result()
     assert acc.stats().waiting == 0
-    # The partial take leaves no lasting state.
+    # The cancel leaves no lasting state.
     (later,) = queue_up(crew, acc, 1)
     acc.apply_grad(5.0)
     assert later.result() == (5.0, 1, 0)

@@ -25,7 +25,7 @@ def test_the_step_moves_on_when_the_block_ends(acc: ConditionalAccumulator) -> N
         assert (taken.value.item(), taken.count, taken.step) == (3.0, 2, 0)
         assert acc.global_step == 0
         assert acc.num_accumulated() == 2
-        acc.cancel()  # does not end it
+        acc.cancel()  # does not end the round
         stats = acc.stats()
         assert stats.round_pid == os.getpid()
         assert stats.round_since is not None
@@ -43,7 +43,7 @@ def test_the_step_is_sealed_in_the_block(acc: ConditionalAccumulator) -> None:
     block = acc.round(1)
     with block:
         assert not acc.apply_grad(2.0, local_step=0)
-        assert acc.advance_step(0) == 0  # an old step does not end it
+        assert acc.advance_step(0) == 0  # an old step does not end the round
         assert not acc.apply_grad(2.0)
         assert acc.stats().dropped == 2
     assert acc.apply_grad(4.0, local_step=1)
@@ -65,7 +65,7 @@ def test_applies_of_later_steps_wait_for_the_end(acc: ConditionalAccumulator, st
     assert acc.take(1, timeout=0).value.item() == 2.0
 
 
-def test_applies_that_waited_are_judged_by_the_new_step(acc: ConditionalAccumulator) -> None:
+def test_applies_that_waited_are_checked_against_the_new_step(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with ThreadPoolExecutor() as pool, pytest.raises(errors.FailedPreconditionError), acc.round(1):
         late = pool.submit(acc.apply_grad, 2.0, 1)
@@ -74,7 +74,7 @@ def test_applies_that_waited_are_judged_by_the_new_step(acc: ConditionalAccumula
         assert late.result(LONG) is False
 
 
-def test_an_exception_consumes_nothing(acc: ConditionalAccumulator) -> None:
+def test_an_exception_in_the_block_consumes_nothing(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with pytest.raises(ZeroDivisionError), acc.round(1):
         raise ZeroDivisionError
@@ -84,7 +84,7 @@ def test_an_exception_consumes_nothing(acc: ConditionalAccumulator) -> None:
         assert taken.value.item() == 3.0
 
 
-def test_a_timeout_holds_no_round(acc: ConditionalAccumulator) -> None:
+def test_a_round_that_times_out_holds_nothing(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with pytest.raises(errors.DeadlineExceededError, match="1 of the 2"), acc.round(2, timeout=0):
         raise AssertionError
@@ -92,7 +92,7 @@ def test_a_timeout_holds_no_round(acc: ConditionalAccumulator) -> None:
     assert acc.take(2, timeout=0).count == 2
 
 
-def test_one_block_in_another_is_refused(acc: ConditionalAccumulator) -> None:
+def test_takes_and_rounds_inside_a_rounds_block_are_refused(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with acc.round(1):
         for again in (
@@ -126,7 +126,7 @@ def test_other_takes_wait_until_the_block_ends(acc: ConditionalAccumulator) -> N
 
 
 def test_a_new_thread_does_not_get_an_ended_threads_round(acc: ConditionalAccumulator) -> None:
-    """An ended thread's round does not belong to a new thread with the same number."""
+    """An ended thread's round does not belong to a new thread with the same thread id."""
     acc.apply_grad(1.0)
     block = acc.round(1)
     with ThreadPoolExecutor() as pool:
@@ -176,7 +176,7 @@ def test_a_new_step_ends_the_round(acc: ConditionalAccumulator, step: str, left:
     assert acc.stats().taken == 0
     with pytest.raises(ZeroDivisionError), acc.round(1):
         getattr(acc, step)(8)
-        raise ZeroDivisionError  # goes on
+        raise ZeroDivisionError  # reaches the caller
     assert acc.global_step == 8
 
 
@@ -238,12 +238,12 @@ def test_a_close_before_the_waiting_thread_wakes_leaves_no_round_open(
             lambda: chief(other) if waits == "thread" else asyncio.run(coroutine(other))
         )
         until(lambda: acc.stats().waiting > 0)
-        sys.setswitchinterval(LONG)  # the thread commits without the GIL, and does not get it
+        sys.setswitchinterval(LONG)  # the thread commits without the GIL, and then cannot get it
         try:
             worker.say("apply")
             since = time.monotonic()
             while acc.stats().round_pid is None and not ended.done():
-                if time.monotonic() > since + 0.1:  # it needs the GIL before the commit, too
+                if time.monotonic() > since + 0.1:  # the thread needs the GIL before the commit
                     time.sleep(0)
                     since = time.monotonic()
             other.close()

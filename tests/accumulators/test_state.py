@@ -1,4 +1,4 @@
-"""A saved state holds all that has accumulated, and restores it; a snapshot takes nothing."""
+"""A saved state has everything that accumulated, and restores it; a snapshot takes nothing."""
 
 import io
 import os
@@ -38,7 +38,7 @@ def group(lanes: int = 1) -> shmacc.AccumulatorGroup:
 
 
 def turned(lanes: int = 1) -> shmacc.AccumulatorGroup:
-    """The state with its members in another order."""
+    """Return a group like `group`, with its members in reverse order."""
     return shmacc.AccumulatorGroup(dict(reversed(SPECS.items())), lanes=lanes)
 
 
@@ -112,7 +112,7 @@ def test_a_restore_replaces_everything(make: Callable[[], Any]) -> None:
         same_taken(acc.take(1), want)
 
 
-def test_restored_contributors_are_in_the_round_whatever_their_lane() -> None:
+def test_restored_contributors_count_as_repeated_in_every_lane() -> None:
     with group(lanes=3) as acc, group(lanes=4) as other:
         for k in range(12):
             acc.apply({"array": [1, 1, 1]}, 0, contributor=k)
@@ -173,7 +173,7 @@ def test_a_waiting_take_gets_the_restored_gradients(acc: shmacc.ConditionalAccum
 
 
 def test_a_restore_ends_an_applys_wait_for_a_round(acc: shmacc.ConditionalAccumulator) -> None:
-    """The apply's gradient is of the old timeline: it is dropped at once, in the block."""
+    """The gradient belongs to the old timeline: it is dropped at once, before the block ends."""
 
     def waits_for_the_end() -> bool:
         return activity("acc", os.getpid()) == "waits for the end of the round"
@@ -279,13 +279,13 @@ def test_a_snapshot_equals_the_next_take(make: Callable[[int], Any], lanes: int)
         first, second = acc.snapshot(), acc.snapshot()
         assert acc.stats() == before
         same_taken(first, second)
-        same_taken(first, in_one_lane.take(1))  # whole numbers: in any order
+        same_taken(first, in_one_lane.take(1))  # whole numbers, which add up in any order
         taken = acc.take(1)
         same_taken(first, taken)
         if make is not group:
             assert type(first) is type(taken)
             first_array = first.values if make is sparse else first.value
-            first_array[...] = 0  # the caller's own memory
+            first_array[...] = 0  # changes the caller's copy only
             same_taken(second, taken)
 
 

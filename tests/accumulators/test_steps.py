@@ -24,7 +24,7 @@ def test_a_loop_yields_the_present_step_then_each_newest(acc: ConditionalAccumul
     acc.advance_step(5)
     acc.advance_step(9)
     assert next(steps) == 9
-    acc.set_global_step(2)  # set back it is another one
+    acc.set_global_step(2)  # a step that was set back counts as a new one
     assert next(steps) == 2
     acc.finish()
     assert list(steps) == []
@@ -90,14 +90,14 @@ def test_coroutines_loop_over_steps() -> None:
         assert asyncio.run(run(group))[:2] == [[True] * 5, [True] * 5]
 
 
-async def test_the_timeout_is_for_each_wait(acc: ConditionalAccumulator) -> None:
+async def test_the_timeout_of_steps_holds_for_each_wait(acc: ConditionalAccumulator) -> None:
     steps = acc.steps(timeout=0.01)
     assert next(steps) == 0
     for _ in range(2):
         with pytest.raises(errors.DeadlineExceededError, match="still 0"):
             next(steps)
     acc.advance_step(1)
-    assert next(steps) == 1  # the same object waits on
+    assert next(steps) == 1  # the same iterator goes on
 
     following = acc.steps_async(timeout=0.01)
     assert await anext(following) == 1
@@ -118,8 +118,8 @@ def test_a_restored_step_is_yielded_again(acc: ConditionalAccumulator) -> None:
     assert acc.num_accumulated() == 0
 
 
-def test_a_loop_that_has_ended_stays_ended(acc: ConditionalAccumulator) -> None:
-    """Iterators do so: after a restore a new loop is needed."""
+def test_a_loop_that_has_ended_stays_ended_after_a_restore(acc: ConditionalAccumulator) -> None:
+    """Iterators behave so; after a restore, a worker needs a new loop."""
     before, steps, own = acc.state(), acc.steps(timeout=0), acc.steps_async(timeout=0)
     acc.finish()
     assert list(steps) == asyncio.run(rest(own)) == []

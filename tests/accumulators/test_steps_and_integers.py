@@ -1,4 +1,4 @@
-"""Calls accept these steps, numbers and timeouts, and integers up to the limits of their dtype."""
+"""Any integer is a step, integer sums are checked for overflow, and float16 rounds like NumPy."""
 
 import logging
 from typing import Any, Final
@@ -98,7 +98,7 @@ def test_a_sum_that_would_wrap_is_refused_at_the_apply(dtype: str, edge: int, ov
         assert rows.take_grad(1).values.tolist() == [[0, 0], [0, edge]]
 
 
-# float16 is widened and narrowed as NumPy does it, to the bit, by whatever instructions.
+# float16 is converted to float32 and back exactly as by NumPy, with any CPU instructions.
 
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)

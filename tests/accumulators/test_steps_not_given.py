@@ -1,6 +1,6 @@
-"""A process that only counts may leave ``local_step`` out; from then on gradients are stale.
+"""Applies without ``local_step`` become stale when the step advances, and a warning says so.
 
-The logger warns of it once for each handle, and names the remedy.
+Each handle warns once, and names the remedy.
 """
 
 import inspect
@@ -59,14 +59,14 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("how", APPLIES)
-def test_the_warning_is_given_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stale_default_step_warns_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
     with MAKE[how.partition(":")[0]]() as acc:
         apply = APPLIES[how]
         if how != "sparse: what does not fit":
             apply(acc)
         assert told(caplog) == []
         acc.advance_step(7)
-        assert not apply(acc, local_step=0)  # it was given: so it is meant
+        assert not apply(acc, local_step=0)  # a step that was given is intended
         assert told(caplog) == []
         for _ in range(3):
             assert not apply(acc)
@@ -84,7 +84,7 @@ def test_correct_uses_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
         assert not acc.apply_grad(ONE[0])  # sealed, not stale
         acc.unseal()
         acc.set_global_step(-1)
-        assert acc.apply_grad(ONE[0])  # ahead
+        assert acc.apply_grad(ONE[0])  # the default step is ahead
         acc.set_global_step(5)
         assert acc.apply_grad(ONE[0], shmacc.NEVER_STALE)
         assert not raw_ops.AccumulatorApplyGradient(acc.accumulator_ref, 0, ONE[0])
@@ -99,8 +99,8 @@ def test_the_default_step_in_the_signature_is_0() -> None:
         assert repr(default) == "0"
 
 
-def test_gradients_after_a_restore_give_the_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """All later gradients are dropped: the worker never reads the step. One drop is no mistake."""
+def test_repeated_drops_after_a_restore_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """The worker never reads the new step, so all gradients are dropped. One drop is normal."""
     with MAKE["dense"]() as acc:
         step = acc.global_step
         acc.restore(acc.state())
@@ -114,5 +114,5 @@ def test_gradients_after_a_restore_give_the_warning(caplog: pytest.LogCaptureFix
         assert acc.apply_grad(ONE[0], acc.global_step)
 
 
-def test_none_as_a_step_is_refused() -> None:
+def test_the_default_step_is_converted_to_0() -> None:
     assert shmacc._values.arguments.int64(shmacc._values.arguments.NO_STEP, "it") == 0

@@ -41,7 +41,7 @@ def _lists(taken: Any) -> tuple[list[Any], list[Any], list[Any]]:
     ("CMEAN", [[0.5, 0.5], [0, 1], [1.5, 0]], [[5, 5], [0, 10], [15, 0]]),
 ])  # fmt: skip
 def test_take_grad_of_overlapping_rows(reduction: str, first: list[Any], second: list[Any]) -> None:
-    """Both ways to apply are used, with a given shape; a second round starts empty."""
+    """Both ways to apply are used, with and without a shape. The second round starts empty."""
     with SparseConditionalAccumulator(
         np.float32, name="Q", shape=(), reduction_type=reduction
     ) as acc:
@@ -79,7 +79,7 @@ RAW_OPS: Final = _SHARED | {
 }
 
 
-def test_raw_ops_and_their_arguments() -> None:
+def test_raw_ops_have_tensorflows_names_and_arguments() -> None:
     assert set(shmacc.raw_ops.__all__) == set(RAW_OPS)
     for op, names in RAW_OPS.items():
         parameters = inspect.signature(getattr(shmacc.raw_ops, op)).parameters.values()
@@ -119,7 +119,7 @@ def test_raw_ops_apply_and_take() -> None:
         local_step=0,
         gradient_indices=[1, 0],
         gradient_values=[[1.0, 2.0], [3.0, 4.0]],
-        gradient_shape=[9, 9, 9],  # ignored: it is said not to be known
+        gradient_shape=[9, 9, 9],  # ignored, since has_known_shape is False
         has_known_shape=False,
     )
     assert raw.AccumulatorNumAccumulated(handle=handle) == 2

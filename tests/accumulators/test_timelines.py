@@ -61,7 +61,7 @@ def apply(acc: Any, row: int, step: int, **terms: Any) -> bool:
 
 
 def rows_in(taken: Any) -> set[int]:
-    """The rows of the gradients that a take returned."""
+    """Return the rows of the gradients that a take returned."""
     if hasattr(taken, "keys"):
         assert rows_in(taken["d"]) == rows_in(taken["s"])
         return rows_in(taken["d"])
@@ -117,7 +117,7 @@ def test_a_gradient_of_the_old_timeline_is_dropped(
     assert READS[read](worker) == DEAD
     go_back(chief, state, tmp_path)
     dropped = worker.stats().dropped
-    for step in range(BACK, DEAD + 2):  # ever: also when the new timeline comes to its number
+    for step in range(BACK, DEAD + 2):  # dropped also when the new timeline reaches its step
         assert not any(apply(worker, 63, number) for number in NUMBERS)
         assert not worker.apply_partial(chief.take_partial(0), DEAD)
         assert chief.global_step == step
@@ -126,9 +126,9 @@ def test_a_gradient_of_the_old_timeline_is_dropped(
             assert rows_in(taken) == {step}
     assert worker.stats().dropped == dropped + 4 * len(NUMBERS)
 
-    step = READS[read](worker)  # from here on it computes from what was restored
+    step = READS[read](worker)  # from here on, the worker computes from the restored state
     assert apply(worker, 1, step)
-    assert apply(worker, 2, step + 7)  # ahead, in one timeline
+    assert apply(worker, 2, step + 7)  # ahead of the step, but in the same timeline
     assert apply(worker, 3, shmacc.NEVER_STALE)
     with closing(type(chief).attach(NAME)) as later:
         assert apply(later, 4, step)
@@ -136,14 +136,14 @@ def test_a_gradient_of_the_old_timeline_is_dropped(
 
 
 def test_the_process_that_restores_may_apply_new_gradients_only(chief: Any, tmp_path: Path) -> None:
-    """New gradients have the restored step; gradients from before have the old timeline."""
+    """New gradients have the restored step; earlier gradients belong to the old timeline."""
     state = save(chief)
     assert chief.global_step == DEAD
     go_back_by_load(chief, state, tmp_path)
     assert not apply(chief, 1, DEAD)
     assert apply(chief, 2, BACK)
     assert rows_in(chief.take(1, timeout=0)) == {2}
-    assert apply(chief, 3, BACK + 1)  # the take has said which step comes
+    assert apply(chief, 3, BACK + 1)  # the take's result says which step comes next
 
 
 @pytest.mark.parametrize("set_step", ["advance_step", "set_global_step"])
@@ -157,12 +157,12 @@ def test_set_global_step_begins_no_timeline(chief: Any, worker: Any, set_step: s
     assert apply(worker, 3, shmacc.NEVER_STALE)
 
 
-def test_a_handle_that_read_no_step_has_the_one_it_opened_at(chief: Any, worker: Any) -> None:
-    """Gradients without a step are still accepted."""
+def test_a_handle_that_read_no_step_has_the_timeline_it_opened_in(chief: Any, worker: Any) -> None:
+    """With NEVER_STALE, only the first gradient is dropped: it may be older than the restore."""
     state = save(chief)
     chief.restore(state)
     assert not any(apply(worker, 1, number) for number in NUMBERS if number != shmacc.NEVER_STALE)
-    assert not apply(worker, 2, shmacc.NEVER_STALE)  # may be of before
+    assert not apply(worker, 2, shmacc.NEVER_STALE)  # may be older than the restore
     assert apply(worker, 3, shmacc.NEVER_STALE)
     assert not apply(worker, 4, BACK)
     assert worker.global_step == BACK
@@ -185,7 +185,7 @@ def test_each_thread_has_its_own_read_of_the_step(chief: Any, worker: Any) -> No
         slow = pool.submit(compute)
         assert read.wait(LONG)
         chief.restore(state)
-        assert worker.global_step == BACK  # another thread's read of the same handle
+        assert worker.global_step == BACK  # a read by another thread, of the same handle
         chief.advance_step(DEAD)
         assert worker.global_step == DEAD
         assert apply(worker, 2, DEAD)
@@ -236,7 +236,7 @@ async def test_each_task_has_its_own_read_of_the_step(chief: Any, worker: Any) -
 
 
 async def test_a_read_in_a_subtask_counts_for_its_parent(chief: Any, worker: Any) -> None:
-    """`asyncio.wait_for` makes a task in Python 3.11."""
+    """`asyncio.wait_for` makes such a subtask in Python 3.11."""
     state = save(chief)
     step = worker.global_step
     chief.restore(state)
@@ -277,7 +277,7 @@ def compute_before(acc: Any, step: int, pipe: Pipe) -> None:
 
 @every_start_method
 def test_a_child_starts_with_the_step_that_its_parent_read(crew: Crew) -> None:
-    """The child is forked, or gets a pickle."""
+    """The child inherits the handle by fork, or gets it as a pickle."""
     with MAKE["group"](unlink_on_close=True) as chief:
         state = save(chief)
         child = crew.start(compute_before, chief, chief.global_step)
@@ -304,7 +304,7 @@ def test_a_child_that_never_reads_the_step_loses_one_gradient(crew: Crew) -> Non
 
 
 def test_a_process_pools_workers_have_the_callers_read_of_the_step() -> None:
-    """The pool's queue is pickled by a thread that has read nothing."""
+    """A pool pickles its arguments in a thread that has not read the step."""
     with MAKE["dense"](unlink_on_close=True) as chief, closing(shmacc.attach(NAME)) as parent:
         state = save(chief)
         step = parent.global_step
@@ -341,7 +341,7 @@ def test_a_handle_pickled_before_a_replacement_applies_nothing() -> None:
 
 
 def test_handles_do_not_share_reads_of_the_step() -> None:
-    """A new handle has not read what a closed one had read in the same thread."""
+    """A new handle does not have the step that a closed handle read in the same thread."""
     with MAKE["dense"](unlink_on_close=True) as chief:
         for _ in range(3):
             with closing(shmacc.ConditionalAccumulator.attach(NAME)) as worker:
@@ -352,7 +352,7 @@ def test_handles_do_not_share_reads_of_the_step() -> None:
             assert apply(worker, 1, 0)
 
 
-def test_a_read_in_another_context_counts(chief: Any, worker: Any) -> None:
+def test_a_step_read_in_another_context_counts(chief: Any, worker: Any) -> None:
     state = save(chief)
     step = contextvars.Context().run(lambda: worker.global_step)
     chief.restore(state)
@@ -374,7 +374,7 @@ def test_raw_ops_drop_gradients_of_an_old_timeline() -> None:
 
 
 def train(pipe: Pipe) -> None:
-    """Be a worker whose gradients say from which parameters they were computed."""
+    """Run a worker whose gradients show from which parameters they were computed."""
     with shmacc.Parameters.attach("p") as params, shmacc.AccumulatorGroup.attach(NAME) as group:
         for step in group.steps(timeout=LONG):
             gradient = {"w": params["w"] + np.array([step, 0])}
@@ -383,7 +383,7 @@ def train(pipe: Pipe) -> None:
 
 
 def test_each_gradient_of_a_round_was_computed_from_its_parameters(tmp_path: Path) -> None:
-    """A gradient that counts was computed from the parameters that its step began with."""
+    """Each accepted gradient was computed from the parameters that its step began with."""
     path, made = tmp_path / "saved", itertools.count(1)
     with (
         shmacc.Parameters({"w": np.zeros(2)}, "p", optimizer=optim.SGD(1.0)) as params,
@@ -404,7 +404,7 @@ def test_each_gradient_of_a_round_was_computed_from_its_parameters(tmp_path: Pat
                 shmacc.save(path, both)
             one_round(step)
         for _ in range(3):
-            assert worker.hear() == DEAD  # it has computed
+            assert worker.hear() == DEAD  # the worker has computed
             shmacc.load(path, both)
             assert not worker.turn()
             for step in range(BACK, DEAD):

@@ -1,7 +1,7 @@
 """A process closes all its descriptors, as daemons do: later calls raise an error that says so.
 
-The number of a closed descriptor goes to the next file that is opened: another accumulator's, or
-the same one's again. Older handles must not lock, grow, map or close that file.
+The next file that is opened gets the number of a closed descriptor: another accumulator's file, or
+the same one again. Old handles must not lock, grow, map or close that file.
 
 A process whose standard streams are closed must not open a segment as descriptor 1 or 2. Whatever
 a C library prints goes there, and would overwrite the segment's first bytes.
@@ -29,12 +29,12 @@ from shmacc._base import names
 
 pytestmark = pytest.mark.threads
 
-MOST: Final = 256  # no test has a descriptor beyond
+MOST: Final = 256  # above all descriptors of these tests
 
 
 @pytest.fixture(autouse=True)
 def both() -> Iterator[None]:
-    """The two accumulators; this process attaches to them only while it makes them."""
+    """Make two accumulators, to which this process does not stay attached."""
     for name in ("a", "b"):
         shmacc.ConditionalAccumulator("f8", (3,), name, reduction_type="SUM").close()
     yield
@@ -73,7 +73,7 @@ def _refuses(acc: Any) -> None:
 
 
 def _becomes_another(*, pipe: Pipe) -> None:
-    _close_all_but(pipe)  # what is opened after the next time gets the same numbers
+    _close_all_but(pipe)  # so that files opened after the next close get the same numbers
     stale = shmacc.attach("a")
     _add(stale)
     number = _descriptor("a")
@@ -113,7 +113,7 @@ def test_a_closed_number_reused_by_another_accumulator_is_left_alone() -> None:
 
 def _becomes_itself(*, pipe: Pipe) -> None:
     pipe.hear()
-    _close_all_but(pipe)  # what is opened after the next time gets the same numbers
+    _close_all_but(pipe)  # so that files opened after the next close get the same numbers
     stale = shmacc.attach("a")
     _add(stale)
     number = _descriptor("a")
@@ -131,13 +131,13 @@ def _becomes_itself(*, pipe: Pipe) -> None:
     again.close()
 
 
-def test_a_closed_number_reused_by_the_same_segment_is_the_new_handles() -> None:
-    """The new handle lives and waits in the queue, though its first entry is dead."""
+def test_an_old_handle_does_not_disturb_a_new_one_with_the_same_number() -> None:
+    """The new handle stays attached and waits in the queue; the old handle's entry is dead."""
     with Apart(_becomes_itself) as process:
         with shmacc.attach("a") as first:
             _add(first)
             process.turn()
-        # The entry that is free now is in front of the one that will be dead.
+        # This process's entry is free now; it comes before the entry that will be dead.
         process.turn()
         process.say()
         until(lambda: inspection.describe("a").summary.waiting_for == (4,))
@@ -155,7 +155,7 @@ def _attached() -> int:
 
 
 def _leave_a_lost_place() -> None:
-    """Leave an entry as after a closed descriptor that nobody could free."""
+    """Give the process a second entry: closed descriptors may leave one that nobody frees."""
     with SegmentFile(names.segment_name("a").path) as file:
         file.put("participant", file.record("participant", 0), 1)
         file.put("participants_top", layout.ShortWord(2))
@@ -166,7 +166,7 @@ def _take() -> int:
         return int(acc.take(1, timeout=LONG).count)
 
 
-def test_a_lost_entry_keeps_the_waiting_take_of_the_same_process() -> None:
+def test_a_waiting_take_stays_although_its_process_has_a_lost_entry() -> None:
     """Two entries have the token of one process; the waiting take belongs to one of them."""
     with Apart(_take) as taking:
         until(lambda: inspection.describe("a").summary.waiting_for == (1,))
@@ -194,7 +194,7 @@ def _waits_without(*, pipe: Pipe) -> None:
 
 
 def test_a_waiting_take_raises_if_its_descriptor_is_closed() -> None:
-    """The entry of the take in the queue becomes a dead process's."""
+    """The take's entry in the queue then looks like a dead process's."""
     run_apart(_waits_without)
     with shmacc.attach("a") as acc:
         assert acc.stats().waiting == 0
@@ -223,7 +223,7 @@ def _becomes_plain_files(path: Path, *, pipe: Pipe) -> None:
 
 
 def test_closed_numbers_reused_by_plain_files_are_left_alone(tmp_path: Path) -> None:
-    """The files are neither written, locked nor closed; a private segment's name still goes."""
+    """The files are neither written, locked nor closed; the private segment's name is removed."""
     file = tmp_path / "plain"
     file.write_bytes(b"intact" * 1000)
     run_apart(_becomes_plain_files, file)
@@ -322,7 +322,7 @@ def _saved(path: Path) -> None:
 
 @pytest.fixture
 def segments() -> Iterator[None]:
-    """A segment of each kind, not open in this process."""
+    """Make a segment of each kind; none is open in this process."""
     shmacc.AccumulatorGroup(SPECS, "g").close()
     shmacc.Parameters({"a": np.zeros(3)}, "p", optimizer=optim.SGD(1.0)).close()
     shmacc.SharedArrays({"a": np.zeros(3)}, "s").close()
@@ -348,4 +348,4 @@ def test_a_segment_never_gets_the_number_of_a_closed_standard_stream(
 ) -> None:
     run_apart(_without, closed, way, tmp_path / "saved.npz")
     for name in ("g", "p", "s"):
-        inspection.describe(name)  # it is not damaged
+        inspection.describe(name)  # raises if the segment is damaged

@@ -44,7 +44,7 @@ def _look(path: str) -> list[Any]:
         ]
 
 
-def test_the_tests_know_where_records_are() -> None:
+def test_the_tests_layout_finds_every_record() -> None:
     entries = layout.Participant, layout.Waiter, layout.Bucket, layout.Slot
     sizes = _core.PARTICIPANT_BYTES, _core.WAITER_BYTES, _core.BUCKET_BYTES, _core.ROW_PLACE_BYTES
     assert tuple(map(ctypes.sizeof, entries)) == sizes
@@ -62,7 +62,7 @@ def test_the_tests_know_where_records_are() -> None:
         ([2], 2, 1),
         [(3, 1), (5, 2)],
         [1, 2, 13, 24],
-        (os.getpid(), 1),  # the forked process that looks takes no place
+        (os.getpid(), 1),  # the forked process that looks has no entry
         (1, 1, 0, 0),
         2,
     ]

@@ -22,7 +22,7 @@ from shmacc.inspection import SegmentState
 
 
 def _socket(path: Path) -> None:
-    # The name is longer than what an address holds; its directory as a descriptor is not.
+    # The path is too long for a socket's address; a path through a descriptor is short enough.
     directory = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"/proc/self/fd/{directory}/s-{os.getpid()}")

@@ -1,6 +1,6 @@
 """The library trusts nothing in a segment: on any contents, calls return or raise an error.
 
-No call crashes, hangs or writes elsewhere. Hypothesis chooses the damage, and a process of its own
+No call crashes, hangs or writes elsewhere. Hypothesis chooses the damage, and a separate process
 makes the calls (every_call.py). Set SHMACC_FUZZ_EXAMPLES for a longer search.
 
 Some damage is forged: sizes and loop bounds agree with each other, and checksums are valid. An
@@ -60,7 +60,7 @@ HOW: Final[list[dict[str, bool]]] = [{"attached": False}, {}, {"waiting": True}]
 
 @settings(
     max_examples=EXAMPLES or 45,
-    # The short slice is the same every time; a long look is a new one each time.
+    # A short run always tries the same examples; a long run tries new ones.
     derandomize=not EXAMPLES,
     database=None,
     deadline=None,
@@ -94,7 +94,7 @@ def test_every_call_works_on_an_undamaged_segment(victim: Victim, kind: str) -> 
 MOST: Final = (1 << 64) - 1
 MIB: Final = 1 << 20
 _PAGE: Final = 4096
-_SAVED: Final = f"{names.SHM_DIRECTORY}/saved.npz"  # the process has its own
+_SAVED: Final = f"{names.SHM_DIRECTORY}/saved.npz"  # the victim has its own /dev/shm
 ROWS: Final = Scenario("sparse", applies=3, contributors=True)
 DENSE: Final = Scenario("dense", applies=3)
 LANES: Final = Scenario("group", applies=3, lanes=2, contributors=True)
@@ -102,7 +102,7 @@ LANES: Final = Scenario("group", applies=3, lanes=2, contributors=True)
 
 @dataclass(frozen=True)
 class FullIndex:
-    """No bucket has a free entry, and no entry leads to a row."""
+    """Fill the index: no bucket has a free entry, and no entry leads to a row."""
 
     def do(self, file: SegmentFile, _: SegmentFile) -> None:
         member = file.committed("member")
@@ -156,7 +156,7 @@ def _outcomes(victim: Victim, scenario: Scenario, damage: Damage) -> list[Any]:
 
 
 @pytest.mark.parametrize("bound", FORGED)
-def test_every_call_on_an_accumulator_ends(victim: Victim, bound: str) -> None:
+def test_every_call_with_a_forged_loop_bound_ends(victim: Victim, bound: str) -> None:
     outcomes = _outcomes(victim, *FORGED[bound])
     assert [outcome for outcome in outcomes if not outcome.fine] == []
 
@@ -168,7 +168,7 @@ DOUBLES: Final = Scenario("dense", dtype="float64", shape=(3,), applies=3)
 
 
 def sizes(*dims: int, rows: int = 1, reserved: int | None = layout.REGION_SPAN) -> Sizes:
-    """Sizes that agree for this many rows of that shape, with a large enough index."""
+    """Return consistent sizes for this many rows of this shape, with a large enough index."""
     return Sizes(rows, dims, reserved, buckets=-(-rows // 10), count=3)
 
 
@@ -200,7 +200,7 @@ NEVER: Final = {"MemoryError", "ResourceExhaustedError"}
 
 @pytest.fixture(scope="module")
 def poor() -> Iterator[Victim]:
-    """A process with address space for two tables of 5 MiB, arguments and results."""
+    """Yield a process with little address space: two tables of 5 MiB, arguments, results."""
     made = Victim(48 * MIB)
     yield made
     made.end()
@@ -208,7 +208,7 @@ def poor() -> Iterator[Victim]:
 
 @pytest.mark.skipif(SANITIZED, reason="AddressSanitizer itself needs all address space")
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_nothing_is_allocated_because_a_segment_claims_it(poor: Victim, claim: str) -> None:
+def test_no_call_allocates_a_size_that_a_segment_only_claims(poor: Victim, claim: str) -> None:
     outcomes = _outcomes(poor, *CLAIMS[claim])
     assert [outcome for outcome in outcomes if outcome.error in NEVER] == []
 
@@ -233,7 +233,7 @@ def _apply_beside_many(*, pipe: Pipe) -> str:
     return "ended"
 
 
-def test_an_index_without_room_is_walked_around_once_and_not_for_each_row() -> None:
+def test_a_full_index_is_searched_once_and_not_for_each_row() -> None:
     with Apart(_apply_beside_many, shm=SHM_BYTES) as victim:
         with SegmentFile(f"/proc/{victim.pid}/root{victim.hear(PATIENCE)}") as file:
             FullIndex().do(file, file)
@@ -245,7 +245,7 @@ def _saved(member: int, entries: int, listed: int, *regions: tuple[int, int]) ->
     return bytes(layout.SavedArray(member, entries, listed, regions))
 
 
-# Undo logs of an update, and how many entries of each the segment counts.
+# Forged undo logs of an update, and the number of entries that the segment claims for each.
 JOURNALS: Final = {
     "entries of no bytes": (_saved(0, 1 << 62, 0), 1 << 62),
     "listed entries of no bytes": (_saved(0, 1 << 62, 1), 1 << 62),
@@ -297,7 +297,7 @@ def _use(call: str, *, pipe: Pipe) -> None:
     *((call, "nothing") for call in UPDATES),
     *(("update", journal) for journal in list(JOURNALS)[:-1]),
 ])  # fmt: skip
-def test_every_call_on_parameters_ends(call: str, journal: str) -> None:
+def test_every_call_on_parameters_with_a_forged_undo_log_ends(call: str, journal: str) -> None:
     log, counted = JOURNALS[journal]
     with Apart(_use, call, shm=SHM_BYTES) as victim:
         _forge(f"/proc/{victim.pid}/root{victim.hear(PATIENCE)}", log, counted)

@@ -95,7 +95,7 @@ def test_a_forged_state_crashes_no_call(field: str) -> None:
 
 
 ROWS: Final = np.arange(3000) * 2**40 + 5
-# Damages of an index's bytes. A bucket has 64 bytes: tags, a stamp, places.
+# Ways to damage an index's bytes. A bucket has 64 bytes: tags, a stamp, and places of rows.
 _DAMAGE: Final[dict[str, Callable[[bytes], bytes]]] = {
     "zeros": lambda was: bytes(len(was)),
     "ones": lambda was: b"\xff" * len(was),
@@ -127,10 +127,10 @@ def _trained() -> tuple[Parameters, AccumulatorGroup]:
 
 
 def _remedy(how: str, attached: bool) -> None:
-    """A chief finds the damage, changes nothing, and saves all rows as the message says."""
+    """Act as a chief: updates fail and change nothing; the message's remedy saves all rows."""
     params, group = _trained()
     before = state_of(params)
-    if not attached:  # another process's first update, else this one's next
+    if not attached:  # then the next update is the handle's first
         params.close()
         params = Parameters.attach("params")
     _damage_index(_DAMAGE[how], share=1.0 if not attached else 0.9)
@@ -138,7 +138,7 @@ def _remedy(how: str, attached: bool) -> None:
     for update in ({}, {"remove": {"t": ROWS}}, {"forget": {"t": 0}}, {"values": {"t": _new()}}):
         with pytest.raises(errors.DataLossError, match="nothing was changed") as caught:
             _train(params, group, new, **update)
-        assert group.stats().update is None  # not final
+        assert group.stats().update is None  # the round is not final
         group.advance_step(group.global_step + 1)
     assert state_of(params) == before
     assert "params.restore(params.state())" in str(caught.value)
@@ -146,7 +146,7 @@ def _remedy(how: str, attached: bool) -> None:
     with group.round(1) as taken:
         with pytest.raises(errors.DataLossError, match="nothing was changed"):
             params.skip(taken, {"t": _new()})
-        assert params.update(taken)  # other arrays are not concerned
+        assert params.update(taken)  # other arrays can still be updated
     before = state_of(params)
     shmacc.save("saved.npz", {"params": params, "group": group})
     if attached:
@@ -170,7 +170,7 @@ def _new() -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("attached", [False, True], ids=["before", "after its first update"])
 @pytest.mark.parametrize("how", _DAMAGE)
-def test_a_damaged_index_costs_no_row(
+def test_a_damaged_index_is_reported_and_can_be_rebuilt_with_all_rows(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, attached: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ from shmacc._multihost.segment import HostGroup, LocalSegment
 
 pytestmark = [needs_own_shm, pytest.mark.threads]
 
-# One example of the other tests is worth 2 ms here.
+# Each of SHMACC_FUZZ_EXAMPLES stands for 2.5 ms here.
 SECONDS: Final = int(os.environ.get("SHMACC_FUZZ_EXAMPLES", "200")) / 400
 
 _ROWS: Final = 3000
@@ -49,7 +49,7 @@ def _use(scenario: Scenario, seconds: float, *, pipe: Pipe) -> list[Any]:
     calls, bad, order = 0, [], 0
     while time.monotonic() < deadline or calls <= 100 * seconds:
         acc = None
-        with suppress(shmacc.errors.ShmaccError):  # damaged before it is there
+        with suppress(shmacc.errors.ShmaccError):  # the segment was damaged while it was made
             acc = every_call.make(scenario, VICTIM)
         pipe.say(path)
         for _ in range(5 if acc else 0):
@@ -58,7 +58,7 @@ def _use(scenario: Scenario, seconds: float, *, pipe: Pipe) -> list[Any]:
                 calls += 1
                 bad += [] if outcome.fine else [outcome]
         if acc is not None:
-            with suppress(shmacc.errors.ShmaccError):  # of a round that it has, and cannot give up
+            with suppress(shmacc.errors.ShmaccError):  # it may be unable to give up its round
                 acc.close()
         for name in os.listdir(names.SHM_DIRECTORY):  # noqa: PTH208
             os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108
@@ -76,7 +76,7 @@ def _scribble(root: str, stop: threading.Event, seed: int) -> int:
                 if rng.random() < 0.5:
                     file.write(start + rng.randrange(length), rng.randbytes(rng.choice((1, 4, 8))))
                 else:
-                    # A record with one field changed and a right checksum gets further.
+                    # With a valid checksum, a wrong field gets past the first check.
                     kind = rng.choice(_RECORDS)
                     number = rng.randrange(layout.RECORDS[kind][1])
                     record = file.record(kind, number)
@@ -110,7 +110,7 @@ def test_every_call_ends_while_others_write_into_the_segment(kind: str, lanes: i
 
 
 def _divide(seconds: float, *, pipe: Pipe) -> int:
-    """Seal a segment again and again; return how often that found no damage."""
+    """Hold a segment's round again and again; return how often that found no damage."""
     members = {
         "wide": shmacc.IndexedSlicesSpec((None, 64), "float64"),
         "narrow": shmacc.IndexedSlicesSpec((None,), "float64"),
@@ -132,8 +132,8 @@ def _divide(seconds: float, *, pipe: Pipe) -> int:
     return sound
 
 
-def test_rows_may_change_their_shard_while_they_are_divided() -> None:
-    """Room is reserved before rows are read: they must not use a dense member's."""
+def test_holding_a_round_is_safe_while_rows_change_their_shard() -> None:
+    """Room is reserved before rows are read: extra rows must not use a dense member's room."""
     hashes = np.arange(4 * _ROWS, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     at_shard = hashes >> np.uint64(63)
     pools = [np.flatnonzero(at_shard == shard)[:_ROWS] for shard in range(2)]
@@ -172,7 +172,7 @@ def _fill(directory: Path) -> None:
 
 
 def test_a_take_that_cannot_read_the_queue_leaves_it() -> None:
-    """Reading may need memory for what others claim to have used; without it, an error."""
+    """Reading all entries that the queue claims needs memory; without it the take raises."""
     with Apart(_wait_in_queue, shm=1 << 20) as victim:
         path = Path(f"/proc/{victim.pid}/root{victim.hear()}")
         with SegmentFile(path) as file:

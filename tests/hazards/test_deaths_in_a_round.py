@@ -1,4 +1,4 @@
-"""A process dies, stops or forks in a round's block: the round consumes nothing, and blocks nobody.
+"""What happens to a round and to other processes if its holder dies, stops or forks in its block.
 
 test_soak.py kills processes at random in rounds and applies, in several lanes.
 """
@@ -23,7 +23,7 @@ def acc(acc: ConditionalAccumulator) -> ConditionalAccumulator:
 
 
 def hold(*, pipe: Pipe) -> int:
-    """Stay in the block until told to end it."""
+    """Stay in a round's block until the test sends a message."""
     with ConditionalAccumulator.attach("acc") as own:
         with own.round(1) as taken:
             pipe.turn(taken.value.item())
@@ -43,7 +43,7 @@ def apply_later() -> bool:
 
 def test_a_killed_holders_gradients_go_to_the_next_take(acc: ConditionalAccumulator) -> None:
     with Apart(hold) as holder:
-        assert holder.hear() == 3.0  # it has the round: only now may another ask for it
+        assert holder.hear() == 3.0  # it has the round, so the next take must wait
         with Apart(take_two) as next_one:
             until(lambda: acc.stats().waiting == 1)
             assert acc.stats().round_pid == holder.pid
@@ -101,7 +101,7 @@ def test_a_forked_child_cannot_end_its_parents_block(acc: ConditionalAccumulator
     block.__enter__()
     with pytest.raises(errors.FailedPreconditionError):
         run_apart(lambda: block.__exit__(None, None, None))
-    with pytest.raises(errors.DeadlineExceededError):  # it waits for its parent's end
+    with pytest.raises(errors.DeadlineExceededError):  # it waits for the parent's block
         run_apart(lambda: acc.apply_grad(4.0, 1, timeout=0.05))
     run_apart(acc.close)
     assert (acc.global_step, acc.stats().round_pid) == (0, os.getpid())

@@ -1,6 +1,6 @@
-"""The death or failure of the chief ends all waits for the step that ask for it.
+"""The death or failure of the chief ends all waits for the step with ``on_death="raise"``.
 
-They ask by ``on_death="raise"``. A process that looks at a moment of change is not mistaken.
+A process that looks while another one leaves or takes reports no false death.
 """
 
 import os
@@ -43,7 +43,7 @@ def chief_died(acc: Any) -> tuple[Any, ...] | None:
 
 
 def lead(how: str = "take", *, pipe: Pipe) -> None:
-    """Be a chief; stay until told how to end."""
+    """Run a chief that stays until a message says how it ends."""
     own = ConditionalAccumulator.attach(NAME)
     own.apply_grad(1.0, shmacc.NEVER_STALE)
     if how == "take":
@@ -61,7 +61,7 @@ def lead(how: str = "take", *, pipe: Pipe) -> None:
 
 
 def chief(how: str = "take") -> Apart:
-    """Start a chief, whose round is over or not."""
+    """Start a chief that has taken a round or still holds it."""
     return Apart(lead, how).ready()
 
 
@@ -76,7 +76,7 @@ def test_a_chiefs_death_ends_all_waits_for_the_step(acc: ConditionalAccumulator,
         ConditionalAccumulator.attach(NAME).close()
         assert news(acc) is not None  # it had applied, too
         assert chief_died(acc) == ((leader.pid,), ("killed",))
-    # A step that has moved on comes first, and so does the end.
+    # A step that has moved on, or the run's end, is reported before a death.
     assert acc.wait_step(acc.global_step - 1, on_death="raise") == acc.global_step
     for wait in (acc.wait_step, lambda _, timeout: list(acc.steps(timeout=timeout))):
         with pytest.raises(errors.DeadlineExceededError):
@@ -99,13 +99,13 @@ def take_and_announce_a_failure(*, pipe: Pipe) -> None:
     pipe.turn()
 
 
-def test_a_chief_killed_after_announcing_a_failure_has_failed(acc: ConditionalAccumulator) -> None:
+def test_a_chief_that_fails_and_is_killed_counts_as_failed(acc: ConditionalAccumulator) -> None:
     acc.apply_grad(1.0)
     with Apart(take_and_announce_a_failure).ready() as leader:
         leader.kill()
         for _ in range(2):
             assert chief_died(acc) == ((leader.pid,), ("ValueError: diverged",))
-            ConditionalAccumulator.attach(NAME).close()  # clears up after the dead
+            ConditionalAccumulator.attach(NAME).close()  # frees the dead process's entry
 
 
 def test_waits_for_the_step_survive_a_chief_that_left_in_order(acc: ConditionalAccumulator) -> None:
@@ -126,9 +126,9 @@ def test_waits_for_the_step_survive_a_chief_that_left_in_order(acc: ConditionalA
 
 
 def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place: int) -> bool:
-    """Let a process leave in order just before another asks the kernel for the n-th time who lives.
+    """Let a process leave just before another asks the kernel, for the n-th time, who is alive.
 
-    Returns whether it asks that often.
+    Returns whether the other process asks that often.
     """
 
     def look_twice(mark: Mark) -> None:
@@ -150,7 +150,7 @@ def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place:
 
 @needs_failures
 @pytest.mark.parametrize(("process", "look"), [(worker, news), (chief, chief_died)])
-def test_a_process_that_leaves_in_order_during_a_look_is_not_dead(
+def test_a_process_that_leaves_during_a_look_is_not_reported_as_dead(
     acc: ConditionalAccumulator, process: Callable[[], Apart], look: Look
 ) -> None:
     place = 1
@@ -160,7 +160,7 @@ def test_a_process_that_leaves_in_order_during_a_look_is_not_dead(
 
 
 def follow(*, pipe: Pipe) -> None:
-    """Be a chief that attaches before the first one dies, and takes after that."""
+    """Run a second chief, which attaches before the first one dies and takes after that."""
     own = ConditionalAccumulator.attach(NAME)
     own.apply_grad(1.0, shmacc.NEVER_STALE)
     pipe.turn()
@@ -169,13 +169,13 @@ def follow(*, pipe: Pipe) -> None:
 
 
 def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
-    """Give a new chief its round just before another process asks for the n-th time who lives.
+    """Give a new chief its round just before another process asks, for the n-th time, who lives.
 
-    Returns whether it asks that often.
+    Returns whether the other process asks that often.
     """
 
     def wait_twice(mark: Mark) -> None:
-        acc.wait_step(-1)  # the forked child attaches, before there is a death to be swept
+        acc.wait_step(-1)  # the forked child attaches before anybody dies
         mark()
         with suppress(errors.DeadlineExceededError):
             acc.wait_step(acc.global_step, timeout=0, on_death="raise")
@@ -199,7 +199,7 @@ def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
 
 
 @needs_failures
-def test_a_new_chief_may_take_while_another_process_looks() -> None:
+def test_a_new_chief_may_take_while_another_process_looks_for_dead_chiefs() -> None:
     asked, place = True, 1
     while asked:
         with make() as acc:

@@ -1,6 +1,6 @@
-"""Each death or failure of a worker ends one wait for gradients, exactly one.
+"""Each death or failure of a worker ends exactly one wait for gradients.
 
-Waits ask for it by ``on_death="raise"``.
+Only waits with ``on_death="raise"`` report it.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from shmacc._segment import removal
 
 
 def fail_before_a_gradient() -> None:
-    """Be a worker with an error in its first lines."""
+    """Run a worker that fails before it applies a gradient."""
     with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
         own.num_accumulated()
         raise ValueError("bad")
 
 
-def test_a_timeout_names_dead_whose_gradients_may_be_missing(acc: ConditionalAccumulator) -> None:
+def test_a_timeout_names_the_dead_and_the_failed_of_its_round(acc: ConditionalAccumulator) -> None:
     def message() -> str:
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(2**40, timeout=0.01)
@@ -77,7 +77,7 @@ FIRST_APPLIES: dict[str, Callable[[AccumulatorGroup, ConditionalAccumulator], An
 
 @pytest.mark.parametrize("call", FIRST_APPLIES)
 def test_a_failure_after_an_apply_with_a_contributor_is_reported(call: str) -> None:
-    """The apply may be refused, too. A process that named no contributor does not count."""
+    """This holds even if the apply is refused, but not for a process without a contributor."""
 
     def fail(how: str, *, pipe: Pipe) -> None:
         with (
@@ -137,13 +137,13 @@ def inspection_view() -> Any:
 
 
 def test_a_death_is_reported_whatever_others_did_before(acc: ConditionalAccumulator) -> None:
-    """The report has the contributors, until the round is taken."""
+    """The report names contributors only if their round has not been taken."""
     for taken in (False, True):
         with worker(7) as dead:
             dead.kill()
             for _ in range(200):
                 acc.cancel()
-                ConditionalAccumulator.attach(NAME).close()  # finds the dead one's entry
+                ConditionalAccumulator.attach(NAME).close()  # finds the dead worker's entry
             if taken:
                 assert acc.take(1, timeout=0).count == 1
                 acc.take_partial(0)
@@ -178,7 +178,7 @@ def test_a_death_names_the_contributors_that_are_in_the_round(acc: ConditionalAc
             pipe.turn()
 
     with worker(5), Apart(apply).ready() as process:
-        acc.take(4, timeout=0)  # these are in no round any more
+        acc.take(4, timeout=0)  # contributors 5, 9, 2 and 30 are in no round now
         acc.apply_grad(1.0, 1, contributor=8)
         process.turn()
         process.kill()
@@ -194,7 +194,7 @@ def test_contributors_of_a_restored_state_belong_to_no_process(acc: ConditionalA
 
 
 def fail_again_and_again(count: int) -> None:
-    """Fail like many processes: each attachment counts as one."""
+    """Fail `count` times; each attachment counts like a process of its own."""
     for number in range(count):
         with suppress(ValueError), ConditionalAccumulator.attach(NAME) as own:
             own.apply_grad(1.0, shmacc.NEVER_STALE)
@@ -202,7 +202,7 @@ def fail_again_and_again(count: int) -> None:
 
 
 def test_the_last_1024_deaths_are_kept(acc: ConditionalAccumulator) -> None:
-    """A further death replaces that of the least recently active process."""
+    """A further death replaces the record of the process that was least recently active."""
     most, more = 1024, 20
     run_apart(fail_again_and_again, most + more)
     _, reasons, _ = news(acc) or ((), (), ())

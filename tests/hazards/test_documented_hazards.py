@@ -1,4 +1,4 @@
-"""docs/hazards.md names tests that exist and leaves none out; the code names the reports."""
+"""docs/hazards.md names all tests of this folder; the code names the reports of that page."""
 
 import re
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 HAZARDS: Final = Path(__file__).parent
 PAGE: Final = (ROOT / "docs" / "hazards.md").read_text(encoding="utf-8")
-# These test tests.
+# These files test the tests.
 NOT_FOR_USERS: Final = {
     *("test_damaged_layout.py", "test_soak_books.py", "test_soak_training.py", Path(__file__).name)
 }
 
 
 def named() -> set[Path]:
-    """The test files that the page names; without a directory they are in this one."""
+    """Return the test files that the page names; those without a directory are in this folder."""
     files = re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", PAGE)
     return {ROOT / file if file.startswith("tests/") else HAZARDS / file for file in files}
 
@@ -30,7 +30,7 @@ def test_the_page_names_all_hazards() -> None:
 
 
 def test_every_report_of_a_hazard_is_named_in_the_code() -> None:
-    """The code names one report of each problem at least; none of Hogwild's."""
+    """The code names at least one report from each row of the page, except Hogwild's rows."""
     files = (path for kind in ("*.py", "*.hpp", "*.cpp") for path in (ROOT / "shmacc").rglob(kind))
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     in_code = set(re.findall(r"\w#(\d+)", code))

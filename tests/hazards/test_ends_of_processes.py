@@ -1,4 +1,4 @@
-"""Takes report how a process ended, by its start, the handle that it used, and its end."""
+"""Which ends of a process a take reports, for each way to start it, use a handle, and end it."""
 
 import concurrent.futures
 import itertools
@@ -22,7 +22,7 @@ from helpers.support import LONG, START_METHODS, until
 import shmacc
 from shmacc import ConditionalAccumulator
 
-# How a process is started. Each of these runs a function in a child, and waits for its end.
+# Ways to start a process. Each runs a function in a child and waits for the child's end.
 
 Run = Callable[..., None]
 
@@ -54,7 +54,7 @@ def by_process(method: str) -> Run:
 
 
 def while_handling(function: Run, *args: Any) -> None:
-    """Fork where the parent handles an exception, which is not the child's."""
+    """Fork while the parent handles an exception, which must not count as the child's."""
     try:
         int("the parent's")
     except ValueError:
@@ -80,7 +80,7 @@ STARTED: Final[dict[str, Run]] = {
     "Process, fork, while handling": while_handling, "Pool": by_pool, "Executor": by_executor,
 }  # fmt: skip
 
-# How it ends: code that runs after its apply, and what a take is told of it. None: nothing.
+# Ways to end: code that a child runs after its apply, and what takes report (None: nothing).
 
 ENDS: Final = {
     "pass": None,
@@ -102,7 +102,7 @@ ENDS: Final = {
     "with acc: sys.exit(3)": "SystemExit: 3",
     # multiprocessing's finalizers come before those of `acc`.
     "import multiprocessing.util; own = shmacc.attach(NAME); raise KeyError(5)": "KeyError: 5",
-    # torch.multiprocessing.spawn ends its processes as the first of these cases.
+    # torch.multiprocessing.spawn ends its processes as in the next case.
     "try: raise ValueError('a')\nexcept ValueError: sys.exit(1)": "ValueError: a",
     "try: raise ValueError('a')\nexcept ValueError: raise SystemExit(1) from None": "ValueError: a",
     "try: raise ValueError('a')\nexcept ValueError: sys.exit('no data')": "SystemExit: no data",
@@ -114,11 +114,11 @@ ENDS: Final = {
     "os._exit(0)": "killed",
     "os.kill(os.getpid(), 9)": "killed",
 }
-# multiprocessing and blocks see every exit; but Python tells nobody that SystemExit ends a program.
+# Blocks and multiprocessing see every exit, but no hook sees a SystemExit that ends a program.
 NO_FAILURES_OF_PROGRAMS: Final = {
     end for end in ENDS if re.search(r"sys.exit|SystemExit", end) and "with acc" not in end
 }
-# Processes of spawn take long to start.
+# spawn starts processes slowly, so it has fewer cases.
 SPAWNED: Final = ["pass", "apply_after_the_main_thread(acc)", *list(ENDS)[-9:]]
 
 
@@ -137,11 +137,11 @@ def apply_after_the_main_thread(acc: ConditionalAccumulator) -> None:
     threading.Thread(target=apply).start()
 
 
-_kept: list[Any] = []  # until the process ends
+_kept: list[Any] = []  # keeps handles open until the process ends
 
 
 def apply_and_end(given: ConditionalAccumulator | None, number: int, end: str) -> None:
-    """Be a child: apply by the parent's handle or by a new one, and end."""
+    """Run a child: apply through the parent's handle or a new one, and end."""
     acc = given or ConditionalAccumulator.attach(NAME)
     _kept.append(acc)
     acc.apply_grad(1.0, shmacc.NEVER_STALE, contributor=number)
@@ -150,7 +150,7 @@ def apply_and_end(given: ConditionalAccumulator | None, number: int, end: str) -
 
 
 def cases_of(started: str) -> list[tuple[str, bool]]:
-    """List the ends of children started in this way, and which have their parent's handle."""
+    """List the ends to try for this way to start, and whether to use the parent's handle."""
     if started in {"Process, spawn", "Process, forkserver"}:
         return list(zip(SPAWNED, itertools.cycle((False, True))))
     return list(itertools.product(ENDS, (False, True)))
@@ -219,7 +219,7 @@ Order = tuple[str, ...]
 
 
 def orders() -> Iterator[Order]:
-    """All orders of all choices of acts, an apply among them."""
+    """Yield all possible orders of any of the acts, with at least one apply."""
     for count in range(1, len(ACTS) + 1):
         for order in itertools.permutations(ACTS, count):
             if "attach" not in order and ("apply to own" in order or "close own" in order):
@@ -234,7 +234,7 @@ ORDERS: Final = tuple(orders())
 
 
 def act_in_all_orders(given: list[ConditionalAccumulator]) -> None:
-    """Be a child that acts in every order, each with its own accumulator."""
+    """Run a child that performs each order on an accumulator of its own."""
     for shared, order in zip(given, ORDERS, strict=True):
         own: Any = None
         for act in order:
@@ -255,7 +255,7 @@ def start_a_child_of_all_orders(started: str) -> None:
 
 @pytest.mark.parametrize("started", STARTED)
 def test_a_child_with_several_handles_that_ends_in_order_is_not_dead(started: str) -> None:
-    """The child applies by its parent's handle, its own or both, and closes them in any order."""
+    """The child applies through its parent's handle, its own or both, and closes in any order."""
     with ExitStack() as stack:
         accumulators = [
             stack.enter_context(ConditionalAccumulator("f8", (), f"order{i}", unlink_on_close=True))
@@ -268,14 +268,14 @@ def test_a_child_with_several_handles_that_ends_in_order_is_not_dead(started: st
             assert each.stats().attached == 1, order
 
 
-def test_a_child_is_attached_by_the_handle_that_it_opened_last(acc: ConditionalAccumulator) -> None:
+def test_a_child_is_attached_only_by_handles_that_it_uses(acc: ConditionalAccumulator) -> None:
     """The parent's handle does not attach the child before the child uses it."""
 
     def close_and_stay(*, pipe: Pipe) -> None:
         with ConditionalAccumulator.attach(NAME) as own:
             own.apply_grad(1.0, shmacc.NEVER_STALE)
         pipe.turn()
-        acc.apply_grad(1.0, shmacc.NEVER_STALE)  # it can be used all the same
+        acc.apply_grad(1.0, shmacc.NEVER_STALE)  # attaches the child
         pipe.turn()
         acc.close()
 
@@ -288,14 +288,14 @@ def test_a_child_is_attached_by_the_handle_that_it_opened_last(acc: ConditionalA
     assert acc.num_accumulated() == 2
 
 
-# Threads that work on
+# Threads that outlive the main thread
 
 
 def leave_a_thread_working(acc: ConditionalAccumulator, works: Any) -> None:
-    """Be a child whose thread applies after the child's function, and then for ever waits."""
+    """Run a child whose thread applies after the main thread has ended, and then waits."""
 
     def apply() -> None:
-        until(lambda: not threading.main_thread().is_alive())  # and it has called its finalizers
+        until(lambda: not threading.main_thread().is_alive())  # finalizers have run, too
         acc.apply_grad(1.0)
         works.set()
         threading.Event().wait()

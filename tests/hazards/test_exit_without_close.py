@@ -1,8 +1,8 @@
 """Processes end without a close, in every way that Python has, and with threads that wait.
 
-What runs at the very end of an interpreter may still open, apply, take, wait and close. The thread
-that shuts an interpreter down cannot have the GIL again once it has let go of it: there a call that
-lets go of it, as each did that opened or applied, would wait for ever.
+Code that runs at the very end of an interpreter may still open, apply, take, wait and close. The
+thread that shuts an interpreter down cannot get the GIL back after releasing it, so a call that
+released the GIL there, as opening and applying once did, would wait for ever.
 """
 
 import gc
@@ -73,9 +73,9 @@ def test_a_program_ends_while_daemon_threads_wait(acc: ConditionalAccumulator, e
         """
     )
     assert status == ENDS[ending], complaints
-    # The handle is closed at the end, as any open file: their takes may still hear of that.
+    # The handle is closed at the end, like any open file, so the takes may report that.
     assert all(word not in complaints for word in ("Fatal", "terminate", "Segmentation"))
-    # The waiting takes are gone, and delay nobody.
+    # The waiting takes are gone, and delay no other take.
     until(lambda: acc.stats().waiting == 0 and acc.stats().attached == 1)
     assert acc.apply_grad(1.0)
     assert acc.take_grad(1, timeout=0) == 1.0
@@ -84,7 +84,7 @@ def test_a_program_ends_while_daemon_threads_wait(acc: ConditionalAccumulator, e
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.usefixtures("acc")
 def test_a_collected_handle_is_closed() -> None:
-    """Also in a reference cycle; a private segment is then removed."""
+    """This holds in a reference cycle, too; a private segment is then removed."""
 
     def drop() -> None:
         handles: list[Any] = [shmacc.attach("acc") for _ in range(10)]
@@ -123,7 +123,7 @@ def test_results_are_not_shared_memory() -> None:
 STATUS: Final = 7
 CRASHES: Final = ("Fatal", "terminate", "Segmentation")
 
-# Modules that are imported at first use: that fails while the interpreter ends.
+# Make the first uses, which import modules: imports fail while the interpreter ends.
 WARM_UP: Final = """
     import builtins, gc
     with shmacc.ConditionalAccumulator("f8", ()) as private:
@@ -221,14 +221,14 @@ def test_finalizers_may_call_everything(acc: ConditionalAccumulator, finalizer: 
     status, output, complaints = run(BEGIN + _ending(finalizer))
     assert (status, complaints) == (STATUS, "")
     if finalizer == "atexit":
-        # While modules exist, Python code runs: only calls that cannot succeed fail.
+        # While modules exist, everything works: only calls that cannot succeed raise.
         assert output == (
             "apply apply take-in-vain:DeadlineExceededError take-all "
             "wait-in-vain:DeadlineExceededError advance stats cancel make attach describe close "
             "close"
         )
     else:
-        # At that time handles are closed, and not all of Python's and NumPy's modules work.
+        # By then handles are closed, and not all modules of Python and NumPy work.
         assert output.startswith("apply:FailedPreconditionError apply:FailedPreconditionError")
         assert {"make", "attach"} <= set(output.split())
         assert output.endswith("close close")
@@ -261,7 +261,7 @@ LINGERS: Final = """
     builtins.lingers = Lingers()
     begun = []
 """
-# Python exits a thread that asks for the GIL at the end: here it does so beneath the extension.
+# At the end, Python exits a thread that asks for the GIL; here this happens in the extension.
 LETS_GO: Final = {
     "the text of an exception": """
     class Slow(Exception):

@@ -1,4 +1,4 @@
-"""An assertion of the extension fails: InternalError, as if the process had died there."""
+"""A failed assertion of the extension raises InternalError; the segment stays sound."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from helpers import wrong_answers
 
 pytestmark = [
-    pytest.mark.beyond_asan,  # whose library must be loaded first
+    pytest.mark.beyond_asan,  # AddressSanitizer's library must be loaded first
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
 ]
 AT = re.compile(r"Please report this: at shmacc/native/(\S+):(\d+) this is not true: ")
@@ -29,7 +29,7 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", wrong_answers.KINDS)
-def test_a_failed_assertion_leaves_all_or_nothing(preloaded: Path, kind: str) -> None:
+def test_a_failed_assertion_leaves_an_operation_done_or_undone(preloaded: Path, kind: str) -> None:
     ends = run(preloaded, kind)
     named = [AT.search(error) for error, _ in ends]
     places = {found.group(1, 2) for found in named if found}

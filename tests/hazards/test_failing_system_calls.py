@@ -1,4 +1,4 @@
-"""Any one system call fails: the operation raises a clear error or succeeds, and leaks nothing.
+"""If any one system call fails, the operation raises a clear error or succeeds, and leaks nothing.
 
 The kernel may lack memory, descriptors, space or locks, or a signal may interrupt. The next
 operation works.
@@ -29,13 +29,13 @@ _LACKS: Final = {errno.ENOMEM, errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.E
 
 
 def is_right(said: str, code: int, deed: Deed) -> bool:
-    """Whether the deed may raise this error when a system call fails with that one."""
+    """Return whether the operation may raise this error if a system call fails with `code`."""
     if said == "":
         return True
     if code not in _LACKS:
-        return False  # it was interrupted
+        return False  # an interruption must not reach the caller
     if deed.name == "cleaning" and said == f"OSError {code}":
-        return True  # who looks at the whole directory is told by Python
+        return True  # Python itself reports a failed listing of the directory
     return said in {"ResourceExhaustedError", "MemoryError"}
 
 
@@ -45,19 +45,19 @@ def descriptors() -> set[str]:
 
 
 def mapped() -> int:
-    """How many mappings of segments and semaphores the process has."""
+    """Return how many mappings of segments and semaphores the process has."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123
         return sum(names.SHM_DIRECTORY in line for line in maps)
 
 
 def is_anothers(name: str, there_before: tuple[str, ...]) -> bool:
-    """Whether this is an older segment's semaphore, which a process makes if it is missing."""
+    """Return whether this is an older segment's semaphore, which was missing and made again."""
     semaphore = names.parse_semaphore_file(name)
     return semaphore is not None and semaphore[0].system_name in there_before
 
 
 def attempt(deed: Deed, begun: Any) -> str:
-    """Do the deed; return the error that it raised."""
+    """Do the operation; return the name of its error."""
     try:
         made = deed.act(begun)
         if hasattr(made, "close"):
@@ -69,7 +69,7 @@ def attempt(deed: Deed, begun: Any) -> str:
 
 
 def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> None:
-    """Do the deed while a system call fails, then again; return the first error."""
+    """Do the operation while a system call fails, then again; write the first error to `said`."""
     before, there_before = descriptors(), left()
     begun = deed.begin(kept)
     there = left()
@@ -80,7 +80,7 @@ def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> No
     new = {name for name in left() if name not in there and error}
     assert all(is_anothers(name, there_before) for name in new), f"{error}, and left {new}"
     again = attempt(deed, begun)
-    # There was one round to take.
+    # If the first attempt took the only round, the second one times out.
     assert again == "" or (again == "DeadlineExceededError" and not error), f"{error}, then {again}"
     for one in (begun, kept):
         if one is not None:
@@ -90,7 +90,7 @@ def do_it_twice(deed: Deed, kept: Any, others: int, said: int, mark: Mark) -> No
 
 
 def finish(kept: Any) -> Any:
-    """Check what the next process finds, and that nothing is left."""
+    """Check what the next process finds, and clean up; return what it found."""
     if kept is not None:
         kept.close()
     found = None
@@ -104,14 +104,14 @@ def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
     """Let one call fail; return its number, and how many errors it may fail with.
 
     Args:
-        deed: What the process does.
-        place: At which of its calls, or the first one after it that may fail.
-        turn: Chooses among the errors that call may fail with.
+        deed: The operation.
+        place: The number of the system call; if this call cannot fail, the next one that can.
+        turn: Chooses among the errors that the call may fail with.
 
     Returns:
-        The number of the call, and of its errors; no errors if there was no such call any more.
+        The call's number, and the number of errors that it may fail with (0: no call was left).
     """
-    others = mapped()  # by this process, which the child is a copy of
+    others = mapped()  # the forked child begins with this process's mappings
     kept = deed.before()
     reader, writer = os.pipe()
     name, code, number = "", 0, 0
@@ -132,18 +132,18 @@ def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
     if code:
         assert is_right(said, code, deed), f"{name}: {errno.errorcode[code]} became {said}"
     found = finish(kept)
-    if found and deed.act is SCENE.operation:  # the gradient that was there, and one or two others
+    if found and deed.act is SCENE.operation:  # the first gradient, and one or two from attempts
         assert found.counters[0] == (2 if said else 3)
     return number, len(errors_of_it) if code else 0
 
 
-# Every call of these is in another deed, too.
+# Other operations make every system call of these.
 CONTAINED: Final = {"creating a private one", "finding what the dead left", "closing"}
 
 
 @pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed.name not in CONTAINED], ids=str)
 def test_an_operation_with_one_failing_system_call_can_be_repeated(deed: Deed) -> None:
-    """With one of its possible errors; with SHMACC_EVERY_INSTANT=1 with each of them."""
+    """Each call fails with one of its possible errors; with SHMACC_EVERY_INSTANT=1, with each."""
     place = failures = 0
     with on_one_core():
         while True:
@@ -161,7 +161,7 @@ def test_an_operation_with_one_failing_system_call_can_be_repeated(deed: Deed) -
 
 
 def without_locks(deed: Deed, kept: Any, said: int, mark: Mark) -> None:
-    """Do the deed while the kernel has no memory for locks, then again; return the errors."""
+    """Do the operation while the kernel lacks memory for locks; write the error; do it again."""
     begun = deed.begin(kept)
     mark()
     try:
@@ -205,7 +205,7 @@ def test_a_lock_query_that_the_kernel_refuses_proves_no_process_alive(deed: Deed
 
 
 @pytest.mark.parametrize("name", ["a child's first operation", "unlinking"])
-def test_a_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
+def test_a_lock_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
     """A lock that is not released would keep others out for as long as the process lives."""
     (deed,) = (deed for deed in DEEDS if deed.name == name)
     kept = deed.before()
@@ -231,7 +231,7 @@ def test_a_release_that_fails_is_repeated_until_it_succeeds(name: str) -> None:
                 child.fail(errno.ENOLCK)
         assert refused >= 3
         assert refused % 3 == 0, "it gave up"
-        # The process lives on, and has only its entry locked.
+        # The process still runs, and holds only the lock of its entry.
         with suppress(errors.NotFoundError):
             assert not inspection.describe(NAME).lock.held
             assert inspection.describe(NAME).lock.name_pid is None

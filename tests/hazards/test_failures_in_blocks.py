@@ -86,7 +86,7 @@ def test_a_failure_ends_a_wait_that_has_begun(acc: ConditionalAccumulator) -> No
 
 
 def test_a_failure_is_reported_while_the_process_is_attached(acc: ConditionalAccumulator) -> None:
-    """Another handle attaches the process. An exception through two blocks is one failure."""
+    """Another handle keeps the process attached. An exception through two blocks is one failure."""
 
     def fail(*, pipe: Pipe) -> None:
         kept = ConditionalAccumulator.attach(NAME)
@@ -113,7 +113,7 @@ def test_a_failure_is_reported_while_the_process_is_attached(acc: ConditionalAcc
 
 
 def test_an_exception_raised_again_is_another_failure(acc: ConditionalAccumulator) -> None:
-    """A future raises the same exception each time."""
+    """For example, a future raises the same exception each time."""
 
     def fail(*, pipe: Pipe) -> None:
         error = ValueError("bad")
@@ -138,7 +138,7 @@ def fail_in_pool() -> None:
 
 
 def test_an_exception_from_another_process_is_a_failure(acc: ConditionalAccumulator) -> None:
-    """A pool's worker has left its own block by it, and its future raises it here."""
+    """The exception left a block in a pool's worker, and the future raises it again here."""
     context: Any = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
         error = executor.submit(fail_in_pool).exception()

@@ -11,7 +11,7 @@ from shmacc import SparseConditionalAccumulator, inspection
 from shmacc._base.array_types import IndexArray
 
 ROWS: Final = 10_000
-MUCH: Final = 10  # times; where all rows are of one bucket, it is a hundred times
+MUCH: Final = 10  # times the cost of ordinary rows; rows of one bucket cost a hundred times
 _U64: Final = (1 << 64) - 1
 _HALF = np.uint64(32)  # bits
 _LOWER_HALF = np.uint64(0xFFFFFFFF)
@@ -19,7 +19,7 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
 def cost(acc: SparseConditionalAccumulator, rows: IndexArray, rounds: int = 5) -> float:
-    """Seconds of processor time to add so many rows, then to find every second one."""
+    """Return the processor seconds to add the rows, then to find every second row."""
     values = np.ones((rows.size, 1), np.float32)
     found = []
     for _ in range(rounds):
@@ -32,7 +32,7 @@ def cost(acc: SparseConditionalAccumulator, rows: IndexArray, rounds: int = 5) -
 
 
 def hash_rows(rows: IndexArray, key: list[int]) -> npt.NDArray[np.uint64]:
-    """Hash row numbers as row_index.hpp: ``factor * row + addend`` modulo ``2**128``, mixed.
+    """Hash row numbers like row_index.hpp: ``factor * row + addend`` modulo ``2**128``, mixed.
 
     The product is computed in digits of 32 bits, so that no product or sum of the lower 64 bits
     wraps around. Overflow of the upper 64 bits, which are returned, is lost, as it should be.
@@ -50,11 +50,11 @@ def hash_rows(rows: IndexArray, key: list[int]) -> npt.NDArray[np.uint64]:
 
 
 def random_rows(count: int = ROWS) -> IndexArray:
-    """Distinct random rows, ascending."""
+    """Return distinct random rows in ascending order."""
     return np.sort(np.random.default_rng(1).integers(0, 2**63, count, np.int64))
 
 
-def test_rows_that_collide_in_one_segment_do_not_in_another() -> None:
+def test_rows_that_collide_in_one_segment_do_not_collide_in_another() -> None:
     with (
         SparseConditionalAccumulator("f4", (None, 1)) as known,
         SparseConditionalAccumulator("f4", (None, 1)) as secret,
@@ -66,7 +66,7 @@ def test_rows_that_collide_in_one_segment_do_not_in_another() -> None:
         rows = random_rows(100 * ROWS)
         flood = np.sort(rows[np.argsort(hash_rows(rows, key))[:ROWS]])
         ordinary = cost(secret, random_rows())
-        assert cost(known, flood, 1) > MUCH * ordinary  # not kept out: see docs/hazards.md
+        assert cost(known, flood, 1) > MUCH * ordinary  # this attack works: see docs/hazards.md
         assert cost(secret, flood) < MUCH * ordinary
 
 
@@ -78,7 +78,7 @@ RUNS = {
 
 
 def overflow(rows: IndexArray, key: list[int]) -> int:
-    """How many rows find their bucket of ten full, at the load of a new index."""
+    """Return how many rows do not fit into their bucket of ten, at the load of a new index."""
     buckets = np.uint64(rows.size * 10 // 72 + 1)
     homes = (hash_rows(rows, key) >> np.uint64(32)) * buckets >> np.uint64(32)
     return int(np.maximum(np.bincount(homes.astype(np.int64)) - 10, 0).sum())

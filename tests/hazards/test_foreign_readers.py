@@ -36,7 +36,7 @@ def _serve(*, pipe: Pipe) -> None:
 
 @pytest.fixture
 def owner() -> Iterator[Callable[..., Any]]:
-    """Calls methods in root's process, whose segment everybody may read."""
+    """Yield a function that calls methods in root's process, whose segment everybody may read."""
     with Apart(_serve).ready() as process:
 
         def request(name: str, *args: Any) -> Any:
@@ -94,7 +94,7 @@ def _try_to_harm() -> list[str]:
 
 
 def _state_of_files() -> list[object]:
-    """The files' metadata, without access times, which reading changes."""
+    """Return the files' metadata without access times, which reading changes."""
     kept = "mode", "ino", "nlink", "uid", "gid", "size", "blocks", "mtime_ns", "ctime_ns"
     return [getattr(f.stat(), f"st_{what}") for f in (segment(), semaphore()) for what in kept]
 
@@ -132,7 +132,7 @@ def _plant_a_file(path: Path) -> None:
 
 @pytest.fixture
 def secret() -> Iterator[Path]:
-    """A file that only root may read, as long as a semaphore."""
+    """Yield a file that only root may read; its size is a semaphore's."""
     SECRET.write_bytes(b"secret".ljust(32))
     SECRET.chmod(0o600)
     yield SECRET
@@ -140,7 +140,7 @@ def secret() -> Iterator[Path]:
 
 
 def test_another_users_file_at_the_semaphores_name_is_not_mapped(owner: Callable[..., Any]) -> None:
-    """If it were mapped, truncating the file would be a SIGBUS here."""
+    """If it were mapped, its owner could truncate it, which would cause a SIGBUS here."""
     planted = semaphore()
     planted.unlink()
     run_apart(_plant_a_file, planted, uid=STRANGER)
@@ -149,7 +149,7 @@ def test_another_users_file_at_the_semaphores_name_is_not_mapped(owner: Callable
         run_apart(attach)
     run_apart(os.truncate, planted, 0, uid=STRANGER)
     assert content == (1).to_bytes(8, "little").ljust(32, b"\0")
-    assert owner("apply_grad", 3.0)  # who is attached has the one that was there
+    assert owner("apply_grad", 3.0)  # an attached process keeps the old semaphore
     planted.unlink(missing_ok=True)
     assert run_apart(attach)
     assert semaphore().stat().st_uid == 0
@@ -160,7 +160,7 @@ def test_another_users_file_at_the_semaphores_name_is_not_mapped(owner: Callable
 def test_another_users_link_under_the_semaphores_name_is_not_followed(
     owner: Callable[..., Any], secret: Path, plant: Callable[[Path], None]
 ) -> None:
-    """Root would change the mode of its own secrets, or write into them."""
+    """Otherwise root would change the mode of its own secret file, or write into it."""
     planted = semaphore()
     planted.unlink()
     run_apart(plant, planted, uid=STRANGER)
@@ -254,12 +254,12 @@ def _cut_short() -> None:
 
 
 def test_a_readers_locks_on_all_entries_keep_others_out(owner: Callable[..., Any]) -> None:
-    # All but the owner's, which comes first and is locked already.
+    # The reader locks all entries but the owner's, which is the first and locked already.
     with reader(layout.PRESENCE_BYTE + 2, 1 << 14) as process:
         with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):
             run_apart(attach)
-        # A process that finds no free entry frees those of the dead, and first undoes what they
-        # left half done.
+        # A process that finds no free entry frees the entries of the dead, and first undoes what
+        # the dead left half done.
         run_apart(_cut_short)
         with pytest.raises(errors.ResourceExhaustedError, match="entries for processes"):
             run_apart(attach)

@@ -40,7 +40,7 @@ def _make(mode: int, *, pipe: Pipe) -> None:
 
 @pytest.fixture
 def owner(request: pytest.FixtureRequest) -> Iterator[Apart]:
-    """Another user's process, which has the segment with the mode that the test asks for."""
+    """Yield another user's process, whose segment has the mode that the test asks for."""
     with Apart(_make, request.param, uid=OWNER).ready() as process:
         yield process
     inspection.remove("theirs", force=True)
@@ -71,7 +71,7 @@ def _refused() -> None:
         assert not leftover.removable
         with pytest.raises(errors.PermissionDeniedError):
             inspection.clean(leftover)
-    # Without a namespace two users' names are the same names.
+    # Two users share names if they have no namespaces of their own.
     os.environ[names.NAMESPACE_VARIABLE] = f"{os.environ[names.NAMESPACE_VARIABLE]}-mine"
     with ConditionalAccumulator("f8", (), "theirs", reduction_type="SUM") as mine:
         assert mine.num_accumulated() == 0
@@ -100,11 +100,11 @@ def _take_part() -> None:
 
 def _stay_out() -> None:
     acc = shmacc.attach("theirs", owners="any")
-    # /dev/shm is sticky: what is another's can be used, not removed.
+    # /dev/shm is sticky: another user's file can be used, but not removed.
     for removal in (acc.unlink, lambda: inspection.remove("theirs", force=True)):
         with pytest.raises(errors.PermissionDeniedError):
             removal()
-    # The attempt has not marked it as removed.
+    # The attempt has not marked the segment as removed.
     assert not acc._handle.unlinked
     acc.close()
     with shmacc.attach("theirs", owners="any") as again:
@@ -163,7 +163,7 @@ def _make_and_take(mode: int, *, pipe: Pipe) -> Any:
 
 @pytest.fixture
 def theirs() -> Iterator[Apart]:
-    """Another user's process, with a segment that is open to all, and perhaps a trap."""
+    """Yield another user's process, whose segment is open to all and may be a trap."""
     with Apart(_make_and_take, 0o666, uid=OWNER) as process:
         yield process
         assert process.finish() == 0.0, "somebody's gradient got into a stranger's segment"
@@ -228,7 +228,7 @@ def _attach_to_roots() -> None:
 
 @needs_root
 def test_roots_segments_are_always_allowed() -> None:
-    """Nobody can protect themselves from root."""
+    """A refusal would protect nobody, since root can do everything anyway."""
     with construct(mode=0o666) as acc:
         run_apart(_attach_to_roots, uid=STRANGER)
         acc.unlink()

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.threads
 def _fork_often(
     hook: Callable[[], object], *beside: Callable[[], object], before: Callable[[], object] = tuple
 ) -> None:
-    """Fork while threads are busy. The hook is another library's, and runs at each fork."""
+    """Fork while threads are busy. `hook` is like another library's hook, which each fork runs."""
     kept = ConditionalAccumulator("f8", (), reduction_type="SUM")
 
     def use() -> None:
@@ -45,7 +45,7 @@ def _fork_often(
             assert private.apply_grad(1.0)
         assert inspection.describe("acc").stats.applied > 0
 
-    # Import everything first: a fork amid an import is a hazard of Python's own.
+    # Import everything first: a fork during an import is a problem of Python itself.
     for work in (use, *beside):
         work()
     os.register_at_fork(before=hook)
@@ -59,7 +59,7 @@ def _fork_often(
 
 
 def _lets_go() -> None:
-    """Close the last handle during an apply, which then closes the segment, perhaps in a fork."""
+    """Close the last handle in an apply, so that the apply closes the segment, maybe in a fork."""
     gradient = np.arange(5_000), np.ones((5_000, 16))
 
     def attach() -> SparseConditionalAccumulator:
@@ -112,7 +112,7 @@ def _collects() -> None:
 @pytest.mark.parametrize("work", [_lets_go, _opens_and_closes, _collects])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_fork_while_a_thread_is_busy_harms_neither_process(work: Callable[[], None]) -> None:
-    """Nothing is locked around a fork, so nothing can be held in it."""
+    """The library takes no lock around a fork, so a child inherits no held lock."""
     run_apart(work)
 
 
@@ -177,7 +177,7 @@ def test_a_handler_may_fork_in_a_waiting_take(acc: ConditionalAccumulator, way: 
     call = lambda: acc.take(50).count  # noqa: E731
     with Apart(_fork_in_the_handler, acc, call, way, _attach_and_apply) as waiting:
         _let_it_fork(waiting)
-        until(lambda: acc.num_accumulated() == 1 + (way == "uses it"))  # the child has been
+        until(lambda: acc.num_accumulated() == 1 + (way == "uses it"))  # the child is done
         assert acc.stats().waiting == 1
         for _ in range(50 - acc.num_accumulated()):
             assert acc.apply_grad(1.0)
@@ -193,7 +193,7 @@ def test_a_handler_may_fork_in_a_wait_for_the_step(acc: ConditionalAccumulator) 
         assert waiting.result() == 3
 
 
-@pytest.mark.beyond_tsan  # it holds signals back
+@pytest.mark.beyond_tsan  # ThreadSanitizer delays signals
 @pytest.mark.parametrize(
     ("way", "byte"), [("exits", layout.lane_byte()), ("closes it", layout.NAME_BYTE)]
 )
@@ -227,7 +227,7 @@ def _apply_and_close(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
 
 
 def test_a_child_may_close_the_handle_of_a_parents_thread(acc: ConditionalAccumulator) -> None:
-    """The thread's operation is not the child's: closing its last handle detaches the child."""
+    """The parent's take does not keep the child attached: closing its handle detaches it."""
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(acc.take, 2, timeout=LONG)
         until(lambda: acc.stats().waiting == 1)
@@ -235,13 +235,13 @@ def test_a_child_may_close_the_handle_of_a_parents_thread(acc: ConditionalAccumu
             assert child.hear() == "applied"
             assert acc.stats().attached == 2
             assert child.turn() == "closed"
-            assert acc.stats().attached == 1  # while the child lives
+            assert acc.stats().attached == 1  # although the child still runs
             child.finish()
         acc.apply_grad(1.0)
         assert taking.result().count == 2
 
 
-def test_a_child_that_only_looks_is_not_attached_as_its_parent(acc: ConditionalAccumulator) -> None:
+def test_a_child_that_only_looks_sees_that_its_parent_is_dead(acc: ConditionalAccumulator) -> None:
     """A child has its parent's memory, but not its parent's record locks."""
     assert acc.stats().attached == 1
     with Apart(_attach_fork_and_die) as parent:

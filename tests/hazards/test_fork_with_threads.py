@@ -112,7 +112,7 @@ def _fork_and_die(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
         try:
             os.write(say_ready, b"!")
             _apply(acc, 1)
-            # The parent is gone when this works: it waits in the queue.
+            # This waits in the queue; the parent is dead when it succeeds.
             acc.take(3, timeout=LONG)
         finally:
             os._exit(0)
@@ -163,8 +163,8 @@ def test_a_private_segment_stays_when_a_child_ends() -> None:
 
 
 WIDTH: Final = 64
-NEW_ROWS: Final = 2000  # half a MiB: each gradient of new rows makes the table grow
-INSTRUCTIONS: Final = 40  # beyond the end of what changes the mapping
+NEW_ROWS: Final = 2000  # about 1 MiB: each gradient of new rows makes the table grow
+INSTRUCTIONS: Final = 40  # more instructions than change the mapping
 MOVES: Final = 2
 
 
@@ -200,7 +200,7 @@ def _grow_and_fork(wide: SparseConditionalAccumulator, *, pipe: Pipe) -> int:
 
 
 class Regions:
-    """Where a process has a segment's file mapped."""
+    """The addresses at which a process has a segment's file mapped."""
 
     def __init__(self, pid: int, name: str) -> None:
         """Remember where the regions begin."""
@@ -209,7 +209,7 @@ class Regions:
         self._starts = self._look()
 
     def moved(self) -> bool:
-        """Whether some region begins elsewhere than at the last look."""
+        """Return whether a region has moved since the last look."""
         before, self._starts = self._starts, self._look()
         return any(self._starts[at] != start for at, start in before.items())
 
@@ -230,7 +230,7 @@ class TracedThread:
     """A thread of a descendant process, stopped except when told to run."""
 
     def __init__(self, thread: int) -> None:
-        """Hold the thread, wherever it is; this interrupts a system call in which it waits."""
+        """Stop the thread, wherever it is; a system call in which it waits is interrupted."""
         self.thread = thread
         self.held = False
         stepping_tracer.ptrace(_SEIZE, thread)
@@ -238,7 +238,7 @@ class TracedThread:
         self._wait()
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Go on, looking whenever a system call begins or ends, until the condition holds."""
+        """Run until the condition holds; check it whenever a system call begins or ends."""
         while not condition():
             self._go(stepping_tracer.SYSCALL)
 

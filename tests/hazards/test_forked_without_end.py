@@ -2,8 +2,8 @@
 
 Children are forked and die by the thousand, and new processes still find an entry. A child has its
 parent's accumulator, but attaches at its first use. If the parent has ended before that, nobody is
-attached, and a cleaner may remove the segment. The child must then stop: others will make a new
-segment under the name, and would never meet the child.
+attached, and a cleaner may remove the segment. The child's first use must then fail: others will
+make a new segment under the name, and would never meet the child.
 """
 
 import itertools
@@ -57,13 +57,13 @@ def _attach_and_apply() -> list[bool]:
         return [process.alive for process in inspection.describe("acc").processes]
 
 
-def test_a_list_full_of_dead_processes_lets_others_in(acc: ConditionalAccumulator) -> None:
+def test_a_process_can_attach_if_dead_processes_fill_the_list(acc: ConditionalAccumulator) -> None:
     run_apart(_fill_with_the_dead)
     assert len(inspection.describe("acc").processes) == PLACES
     assert run_apart(_attach_and_apply) == [True, True]
     assert acc.stats().attached == 1
     assert run_apart(_places_in_use) <= 2
-    # And a child with its parent's handle, which attaches at its first use of it.
+    # The same holds for a child, which attaches at its first use of its parent's handle.
     run_apart(_fill_with_the_dead)
     assert run_apart(acc.apply_grad, 2.0)
     assert acc.take_grad(3, timeout=0) == 5.0
@@ -75,7 +75,7 @@ def _attach() -> None:
 
 @pytest.mark.usefixtures("acc")
 def test_a_stopped_process_keeps_dead_entries_from_being_freed() -> None:
-    """The error says so; afterwards they are freed."""
+    """Opening raises an error that says so; afterwards the entries are freed."""
     run_apart(_fill_with_the_dead)
     with held("acc") as holder:
         with pytest.raises(
@@ -89,7 +89,7 @@ def test_a_stopped_process_keeps_dead_entries_from_being_freed() -> None:
 def test_children_that_end_leave_their_entries_to_the_next(acc: ConditionalAccumulator) -> None:
     for _ in range(FORKS):
         run_apart(acc.apply_grad, 1.0)
-    # Some dead processes, whose entries nobody has freed yet.
+    # The entries of some dead processes may not be freed yet.
     assert run_apart(_places_in_use) <= 8
     assert acc.take_grad(1, timeout=0) == FORKS + 1
 
@@ -132,7 +132,7 @@ CALLS: Final[tuple[Callable[[Any], Any], ...]] = (
 
 
 def _fork_and_end(use: bool, *, pipe: Pipe) -> None:
-    """Open it here for a child alone, which may use it, then waits to be told what to call."""
+    """Make the accumulator, fork and end; the child waits for the number of a call to make."""
     acc = ConditionalAccumulator("f8", (), "acc", reduction_type="SUM")
     if os.fork():
         os._exit(0)
@@ -177,7 +177,7 @@ def _read_then_use(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
 
 
 def test_a_child_that_only_reads_numbers_is_not_attached() -> None:
-    """`docs/concepts/processes.md` says so."""
+    """`docs/concepts/deaths.md` promises this."""
     with ConditionalAccumulator("f8", (), "acc", unlink_on_close=True) as acc:
         acc.apply_grad(1.0)
         with Apart(_read_then_use, acc) as child:
@@ -190,7 +190,7 @@ def test_a_child_that_only_reads_numbers_is_not_attached() -> None:
 
 
 def test_a_child_keeps_a_segment_that_was_unlinked() -> None:
-    """Processes that have it open keep it, and so do their children."""
+    """A segment lives as long as a process, or a child of it, has it open."""
     with ConditionalAccumulator("f8", (), "acc", reduction_type="SUM") as acc:
         acc.unlink()
         assert run_apart(acc.apply_grad, 1.0)
@@ -201,7 +201,7 @@ def test_a_child_keeps_a_segment_that_was_unlinked() -> None:
 # --- during a sweep -------------------------------------------------------------------------------
 
 
-FEWEST: Final = 3  # stops in a sweep: it asks the kernel about an entry, and gives the lock back
+FEWEST: Final = 3  # stops in a sweep: it asks about an entry, and releases the lock
 
 
 def _come_and_go(*, pipe: Pipe) -> None:
@@ -214,7 +214,7 @@ def _come_and_go(*, pipe: Pipe) -> None:
 
 
 def _sweep_meanwhile(system_calls: int, *, again: bool) -> bool:
-    """Sweep during the action; return whether the sweep took that long."""
+    """Let processes leave and come during a sweep; return False if it ended before that."""
     with (
         Apart(_come_and_go) as leaving,
         Apart(_come_and_go) as coming,
@@ -245,7 +245,7 @@ def _go_on(traced: Traced, stops: int) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("again", [False, True], ids=["another", "the same again"])
-def test_an_entry_may_get_a_new_process_during_a_sweep(*, again: bool) -> None:
+def test_a_process_that_attaches_during_a_sweep_keeps_its_entry(*, again: bool) -> None:
     # This process does not attach: a forked child that inherits a handle would not leave at once.
     ConditionalAccumulator("f8", (), "acc").close()
     try:

@@ -22,7 +22,7 @@ from shmacc._base import names
 
 def _allow_descriptors(more: int) -> None:
     used = max(int(fd) for fd in os.listdir("/proc/self/fd"))  # noqa: PTH208  descriptors
-    # The descriptor that listed them is closed again; so this many are free below the limit.
+    # The listing's own descriptor is closed again, so this many numbers below the limit are free.
     holes = used + 1 - len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(holes):
         os.open("/dev/null", os.O_RDONLY)
@@ -93,8 +93,8 @@ def _make_in_vain() -> None:
 
 
 @apart()
-def test_without_descriptors_cleaning_does_not_guess() -> None:
-    """A cleaner that cannot ask whether a semaphore's segment is being made leaves it."""
+def test_a_cleaner_without_descriptors_raises_and_does_not_guess() -> None:
+    """A cleaner that cannot find out whether a semaphore is still being made must not remove it."""
     with shmacc.ConditionalAccumulator("f4", (), "made", unlink_on_close=True):
         path = Path(names.segment_name("made").path)
         (semaphore,) = path.parent.glob(f"sem.{path.name}.*")
@@ -113,7 +113,7 @@ def test_without_descriptors_cleaning_does_not_guess() -> None:
 def test_a_limit_of_file_sizes_is_named_in_errors_and_stops_no_growth() -> None:
     known = shmacc.SparseConditionalAccumulator("f4", None, "known")
     assert known.apply_grad(range(100), np.ones((100, 4)))
-    # Python ignores SIGXFSZ, so that the limit is an errno.
+    # Python ignores SIGXFSZ, so the limit shows as an error number.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     makers: list[Callable[[], Any]] = [
         lambda: shmacc.ConditionalAccumulator("f4", (), "limited"),
@@ -143,7 +143,7 @@ def test_a_take_without_memory_for_its_result_consumes_nothing() -> None:
     acc = shmacc.SparseConditionalAccumulator("f4", None, "big")
     assert acc.apply_grad(range(400_000), np.ones((400_000, 64), "f4"))
     with pytest.raises(MemoryError):
-        _core.memory(1 << 60)  # frees what is kept of results that earlier tests dropped
+        _core.memory(1 << 60)  # frees memory kept from results that earlier tests dropped
     with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + (8 << 20), resource.RLIM_INFINITY))

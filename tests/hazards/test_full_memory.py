@@ -23,7 +23,7 @@ pytestmark = [needs_own_shm, pytest.mark.threads]
 
 
 def contents(made: Any) -> Any:
-    """All that is in it; of an accumulator as a take would return it, and the round stays."""
+    """Return all contents; an accumulator's as a take would return them, but the round stays."""
     if isinstance(made, Both):
         return state_of(made.params), made.group.stats().update
     partial = made.take_partial(0, timeout=0)
@@ -45,15 +45,15 @@ def sweep(
     most: int,
     check: Callable[[Any], None] = lambda _: None,
 ) -> tuple[int, int]:
-    """Try with every amount of room; return how often it was too little, and how often enough.
+    """Try with each amount of room; return how often it was too little, and how often enough.
 
-    An attempt returns what it has made, or None: then it has changed what was prepared.
+    An attempt returns what it made, or None if it changed what was prepared.
     """
     failed = succeeded = 0
     for room in range(0, most, step):
         prepared = prepare()
         before = contents(prepared) if prepared else None
-        # Seen from outside, since `contents` may itself have grown the segment.
+        # Limit the room only now, since `contents` may itself have grown the segment.
         leave(room)
         try:
             made = attempt(prepared) or prepared
@@ -130,7 +130,7 @@ TABLE: Final = shmacc.TableSpec((4,), initial=init.Uniform(-1, 1))
 
 
 def _table(there: int) -> Both:
-    """A table of so many rows, and a gradient of these and 4000 more in its group."""
+    """Make a table with `there` rows, and a group with a gradient of these and 4000 more rows."""
     both = _both(TABLE)
     if there:
         both.update(_of_rows(np.arange(there), 4), remove={"t": [3, 4, 5]})
@@ -222,7 +222,7 @@ def _of_all_members(rows: int) -> dict[str, Any]:
 
 @cache
 def _partial_of_many_contributors() -> shmacc.GroupPartial:
-    """A partial of so many contributors that their set has to grow, too."""
+    """Return a partial with so many contributors that their set must grow, too."""
     with shmacc.AccumulatorGroup(THREE) as other:
         for contributor in range(3, 1000):
             other.apply({}, 0, contributor=contributor)
@@ -248,12 +248,12 @@ def _apply_to_all(group: shmacc.AccumulatorGroup) -> None:
     assert taken.contributors.tolist() == [1, *([2] if whole else partial.contributors)]
     for name in ("rows", "more rows"):
         member: Any = taken[name]
-        assert member.indices.size == 1500  # of the first twenty all are among them
+        assert member.indices.size == 1500  # the first twenty rows are among them
         assert member.row_counts.sum() == 1520
         assert member.values.sum() == 1520 * member.values.shape[1]
 
 
-# What exists, the attempt, the step and the limit of the room, and a check of the result.
+# For each: how to prepare, the attempt, the room's step and limit, maybe a check of the result.
 SWEEPS: Final[dict[str, tuple[Any, ...]]] = {
     # Places, rows and index are all reserved in this apply.
     "first rows": (_sparse, lambda acc: _apply_rows(acc, range(500), 16), 6 * PAGE, 400 * 1024),
@@ -280,7 +280,7 @@ SWEEPS: Final[dict[str, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("what", SWEEPS)
 def test_an_operation_in_nearly_full_memory_succeeds_or_raises(what: str) -> None:
-    """An error changes nothing: no sum, no row, no name, and no round is final."""
+    """An error changes no sum, row or name, and makes no round final."""
     failed, succeeded = run_apart(sweep, *SWEEPS[what], shm=SIZE)
     assert failed > 2
     assert failed + succeeded > 10
@@ -352,7 +352,7 @@ def test_a_take_without_room_in_the_queue_raises_and_others_stay() -> None:
             ends.append(type(error).__name__)
 
     leave(0)
-    # More than the page of waiting takes holds that every segment has from the start.
+    # More takes than fit into the one page that every segment has for them from the start.
     threads = [threading.Thread(target=wait) for _ in range(70)]
     for thread in threads:
         thread.start()
@@ -388,7 +388,7 @@ def test_an_apply_without_room_in_the_list_of_processes_raises() -> None:
     """Fork more children than fit the page of processes that every segment has."""
     acc = _dense()
     for _ in range(2):
-        acc.apply_grad(1.0)  # both buffers have their room
+        acc.apply_grad(1.0)  # now both buffers have memory
     leave(0)
     with ExitStack() as stack:
         children = [stack.enter_context(Apart(_apply_and_stay, acc)) for _ in range(40)]
@@ -401,15 +401,15 @@ def test_an_apply_without_room_in_the_list_of_processes_raises() -> None:
             if end == "applied":
                 child.finish()
         acc.close()
-        # The refused children are there, but do not use it.
+        # The refused children are alive, but do not use the segment.
         shmacc.ConditionalAccumulator(
             "f4", (), "full", if_exists="replace", unlink_on_close=True
         ).close()
 
 
 @apart(shm=SIZE)
-def test_a_refused_gradient_that_freed_memory_keeps_the_records_right() -> None:
-    """A refused gradient frees memory of its round, and must leave the records."""
+def test_a_refused_gradient_that_freed_memory_leaves_correct_records() -> None:
+    """The gradient needs room, frees memory of an earlier round, and is still refused."""
     with shmacc.SparseConditionalAccumulator("f4", None, "full") as acc:
         for step, rows in enumerate([20_000] + [1] * 8):
             acc.apply_grad(range(rows), np.ones((rows, 64), "f4"), local_step=step)
@@ -422,7 +422,7 @@ def test_a_refused_gradient_that_freed_memory_keeps_the_records_right() -> None:
 
 @apart(shm=SIZE)
 def test_a_refused_update_keeps_no_memory_for_old_rows() -> None:
-    """A refused update keeps no memory, not even for the old rows' numbers."""
+    """A refused update gives all its memory back, also that for saving old rows."""
     rows = np.arange(40_000)
     with (
         shmacc.Parameters({"a": np.zeros((40_000, 16), "f4")}, optimizer=optim.SGD(1.0)) as params,
@@ -440,7 +440,7 @@ def test_a_refused_update_keeps_no_memory_for_old_rows() -> None:
 
 @apart(shm=SIZE)
 def test_a_refused_update_of_a_table_keeps_no_memory_for_new_rows() -> None:
-    """An update that fails for want of rows gives its memory back."""
+    """An update that finds no room for new rows gives its memory back."""
     both = _both(TABLE)
     both.update(_of_rows(np.arange(10), 4))
     both.group.apply(_of_rows(np.arange(100_000), 4), 1)

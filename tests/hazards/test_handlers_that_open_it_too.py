@@ -1,7 +1,7 @@
 """A signal handler opens, closes or removes an accumulator while its thread does the same.
 
 Garbage collections come in between, too. Whenever they come, one segment has the name, everybody
-attaches to that one, and the kernel counts the process as attached for as long as it has it open.
+attaches to this segment, and the process counts as attached as long as it has the segment open.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Process:
     """What a process has opened: `acc` by the interrupted call, the rest beside it."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Begin with nothing open."""
         self.acc: Any = None
         self.beside: list[Any] = []
 
@@ -59,7 +59,7 @@ class Process:
             inspection.clean(leftover)
 
     def finish(self) -> None:
-        """Close all; remove what is under the name."""
+        """Close all handles; remove the segment if its name exists."""
         for acc in (self.acc, *self.beside):
             if acc is not None:
                 acc.close()
@@ -82,7 +82,7 @@ def _make_and_unlink(_: Process) -> None:
         acc.unlink()
 
 
-# The interrupted call, what existed before, and the error that may come if it was removed.
+# For each: what happens before, the interrupted call, and the error that a removal may cause.
 CALLS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "making": (lambda _: None, Process.make, ()),
     "making what is there": (_there, Process.make, ()),
@@ -100,7 +100,7 @@ HANDLERS: Final[dict[str, Any]] = {
     "closes the same": Process.close,
     "removes the same": Process.unlink,
 }
-# Each call and each handler is tested with the most dangerous of the others.
+# Each call and each handler occurs in the most dangerous pairs.
 PAIRS: Final = [
     ("making", "makes"), ("making", "looks and cleans"),
     ("making what is there", "makes and removes"), ("attaching", "attaches"),
@@ -108,7 +108,7 @@ PAIRS: Final = [
     ("closing", "removes the same"), ("closing one of two", "closes the same"),
     ("removing", "makes and closes"), ("removing", "removes the same"),
 ]  # fmt: skip
-# Each has hundreds of instructions: some of the pairs must do.
+# Only these pairs are tried at each instruction, since a call has hundreds of instructions.
 CLOSELY: Final = [
     ("making", "makes and closes"),
     ("closing", "looks and cleans"),
@@ -117,7 +117,7 @@ CLOSELY: Final = [
 
 
 def _witness(*, pipe: Pipe) -> None:
-    """Another process tells, when asked, the token and who lives; None: no segment."""
+    """Report at each message the segment's token, its living processes and applies, or None."""
     while pipe.hear():
         seen: Any = None
         if testing.leaked_names(names.current_namespace()):
@@ -128,7 +128,7 @@ def _witness(*, pipe: Pipe) -> None:
 
 
 def _verify(process: Process, witness: Apart) -> None:
-    """Check that all who have it open meet there, and that others see this process."""
+    """Check that handles with the name share one segment, and that others see this process."""
     handles = [
         acc for acc in (process.acc, *process.beside) if acc is not None and not acc._handle.closed
     ]
@@ -152,16 +152,16 @@ def _verify(process: Process, witness: Apart) -> None:
 
 
 def _at_every_point(call: str, handler: str, points: Points) -> int:
-    """Try at every point; return how many there were."""
+    """Run the handler at every point of the call; return how many points there were."""
     before, interrupted, fair = CALLS[call]
-    # Nothing is imported for the first time in between.
+    # Import everything first.
     warm = Process()
     warm.make()
     warm.look_and_clean()
     warm.finish()
 
     def handle(*_: object) -> None:
-        # A segment that does not exist, or not any more, cannot be attached, closed or removed.
+        # The segment may not exist yet, or may be gone.
         with contextlib.suppress(errors.NotFoundError, errors.FailedPreconditionError):
             HANDLERS[handler](process)
 
@@ -196,7 +196,7 @@ def _at_every_point(call: str, handler: str, points: Points) -> int:
     *((*pair, Points.INSTRUCTIONS) for pair in CLOSELY),
     *((*pair, Points.COLLECTIONS) for pair in PAIRS if pair[0] in {"making", "attaching"}),
 ])  # fmt: skip
-def test_a_handler_may_open_it_too_at_every_point(call: str, handler: str, points: Points) -> None:
+def test_a_handler_may_open_or_close_at_any_point(call: str, handler: str, points: Points) -> None:
     assert run_apart(_at_every_point, call, handler, points) > 1
 
 
@@ -217,7 +217,7 @@ def _open_with_a_handler(function: Any, *, pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize("function", [Process.make, Process.attach])
-def test_a_handler_may_open_it_while_its_thread_waits_for_the_name(function: Any) -> None:
+def test_a_handler_may_attach_while_its_thread_waits_for_the_name(function: Any) -> None:
     """Another process is opening or removing the segment."""
     make().close()
     try:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.beyond_asan
 
 
 def _at_every_point(attempt: Callable[[Any], None]) -> None:
-    """At each point, no round may be open while the exception and its traceback exist."""
+    """Raise at each point; while the exception and its traceback exist, no round may be open."""
     with shmacc.ConditionalAccumulator("f8", (), reduction_type="SUM") as acc:
         number, came = 0, True
         while came:
@@ -40,8 +40,7 @@ def _at_every_point(attempt: Callable[[Any], None]) -> None:
                 except (AlarmError, KeyError, errors.DeadlineExceededError) as raised:
                     error = raised
             came = between.came
-            # A coroutine that was thrown away leaves its thread to end, which may open the round
-            # yet, and gives it up.
+            # The thread of a dropped coroutine may still open the round, and then gives it up.
             for thread in threading.enumerate():
                 if thread.name == "shmacc: a coroutine's wait":
                     thread.join(LONG)
@@ -123,16 +122,16 @@ def test_an_interrupted_constructor_gives_no_warning() -> None:
 
 
 class Slow:
-    """An array of another package, which takes a while in Python to be viewed."""
+    """A foreign array whose conversion runs Python code, during which a signal arrives."""
 
     def __init__(self, error: BaseException | None) -> None:
-        """The error that a handler raises meanwhile."""
+        """Keep the error that the handler raises meanwhile."""
         self._error = error
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         """Send a signal while NumPy reads this array."""
         signal.raise_signal(signal.SIGUSR1)
-        for _ in range(3):  # where handlers run
+        for _ in range(3):  # handlers run between these steps
             pass
         return np.ones(2, dtype)
 
@@ -143,7 +142,7 @@ class Slow:
 
 @pytest.fixture
 def handler() -> Iterator[Callable[[BaseException], None]]:
-    """Sets what the handler of SIGUSR1 raises."""
+    """Yield a function that sets what the handler of SIGUSR1 raises."""
     before = signal.getsignal(signal.SIGUSR1)
 
     def set_to(error: BaseException) -> None:
@@ -160,7 +159,7 @@ def handler() -> Iterator[Callable[[BaseException], None]]:
     ValueError("of a handler"), MemoryError("of a handler"),
     errors.InvalidArgumentError("of a handler"), KeyboardInterrupt(),
 ], ids=repr)  # fmt: skip
-def test_a_handlers_exception_is_not_taken_for_the_arguments(
+def test_a_handlers_exception_is_not_reported_as_a_bad_argument(
     handler: Callable[[BaseException], None], error: BaseException
 ) -> None:
     handler(error)
@@ -188,7 +187,7 @@ def test_a_handlers_exception_is_not_taken_for_the_arguments(
 
 @pytest.mark.usefixtures("handler")
 def test_an_apply_that_would_wait_for_its_own_block_is_refused() -> None:
-    """Also by another handle, or in a handler; not after the block has given up."""
+    """This holds for other handles and in signal handlers, but not after the block's end."""
     with (
         shmacc.ConditionalAccumulator("f8", (), "blocked", reduction_type="SUM") as acc,
         shmacc.ConditionalAccumulator.attach("blocked") as other,

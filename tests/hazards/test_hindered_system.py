@@ -1,7 +1,7 @@
-"""The system withholds something: inodes, the right to write to /dev/shm, what /proc tells.
+"""The system withholds something: inodes, permission to write to /dev/shm, facts in /proc.
 
-What cannot be done raises an error that names the cause, and leaves nothing half made. What cannot
-be seen is reported as unknown.
+A call that cannot work raises an error that names the cause, and leaves nothing half made. Facts
+that cannot be seen are reported as unknown.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def test_errors_without_free_inodes_name_them_and_leave_nothing() -> None:
         lambda: SparseConditionalAccumulator("f4", None, "new"),
         lambda: ConditionalAccumulator("f4"),
     )
-    # Forked before there is anything that it would inherit.
+    # The stranger is forked first, so that it inherits no handle.
     with Apart(_attach_without_inodes) as stranger, make() as acc:
         before = testing.leaked_names()
         # A segment needs one inode, and its semaphore another.
@@ -100,9 +100,9 @@ def test_errors_without_free_inodes_name_them_and_leave_nothing() -> None:
         assert run_apart(lambda: shmacc.attach("there").stats().num_accumulated) == 2
         assert acc.take(2, timeout=0).count == 2
 
-        # But a process that has lost the semaphore cannot make another one, and says so.
+        # A process that finds no semaphore cannot make another one, and says so.
         for semaphore in SHM.glob("sem.*"):
-            semaphore.unlink()  # but it is mapped
+            semaphore.unlink()  # this process still has it mapped
         assert os.statvfs(SHM).f_favail == 0
         stranger.finish()
         assert acc.stats().attached == 1
@@ -114,7 +114,7 @@ def test_errors_without_free_inodes_name_them_and_leave_nothing() -> None:
 
 
 def _on_a_read_only_one() -> None:
-    # A container that gets the volume for reading has such a /dev/shm.
+    # A container whose volume is mounted read-only has such a /dev/shm.
     own_shm.enter_own_namespace()
     own_shm.mount("none", str(SHM), flags=BIND | REMOUNT | READ_ONLY)
     before = testing.leaked_names()
@@ -136,7 +136,7 @@ def _on_a_read_only_one() -> None:
         assert "ulimit" not in str(caught.value)
         assert testing.leaked_names() == before
 
-    # To look is another matter.
+    # Inspection still works.
     states = {found.name.shared_name: found.state for found in inspection.list_segments()}
     assert states == {"there": "sound", "orphaned": "orphaned", "damaged": "damaged"}
     assert inspection.describe("there").stats.num_accumulated == 1
@@ -222,6 +222,6 @@ def _hide_processes() -> bool:
 
 @needs_root
 def test_check_does_not_call_hidden_processes_healthy() -> None:
-    """With /proc hidden, nobody can see whether they are stopped."""
+    """With /proc hidden, a check cannot see whether processes are stopped."""
     if not run_apart(_hide_processes, shm=SIZE):
         pytest.skip("this machine does not let us mount another /proc")

@@ -20,11 +20,11 @@ import shmacc
 from shmacc import ConditionalAccumulator, errors
 from shmacc._base import names
 
-# Takes near the head look for dead ones in front of them more often than those behind.
+# Takes near the queue's head look for dead takes in front more often than takes further back.
 NEAR: Final = 8
-# By then slices are as long as they get, and one is over.
+# After this time a waiter's sleeps have their full length, and one sleep is over.
 LONG_AGO: Final = 1.3
-AT_ONCE: Final = 0.1  # what is promised
+AT_ONCE: Final = 0.1  # seconds, as documented
 
 
 def _take(num_required: int) -> tuple[int, float]:
@@ -49,7 +49,7 @@ def queued(acc: Any, *numbers: int) -> Iterator[list[Apart]]:
 
 
 def wakes(process: Apart) -> int:
-    """How often a process has slept."""
+    """Return how often a process has slept."""
     status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
@@ -68,7 +68,7 @@ def test_takes_behind_the_head_and_waits_for_a_step_sleep(acc: ConditionalAccumu
         acc.cancel()
 
 
-def test_a_take_goes_on_when_all_in_front_of_it_die(acc: ConditionalAccumulator) -> None:
+def test_a_take_is_served_when_all_in_front_of_it_die(acc: ConditionalAccumulator) -> None:
     def served_after() -> float:
         with queued(acc, *[3] * (NEAR + 2), 1) as waiting:
             acc.apply_grad(1.0, acc.global_step)
@@ -85,14 +85,14 @@ def test_a_take_goes_on_when_all_in_front_of_it_die(acc: ConditionalAccumulator)
 
 
 def _interrupted(call: Callable[[Any], Any]) -> float:
-    """Seconds from a thread's signal to the end of a long wait."""
+    """Return the seconds from a signal in a thread to the end of a long wait."""
     sent = 0.0
 
     def send() -> None:
         nonlocal sent
         time.sleep(LONG_AGO)
         sent = time.monotonic()
-        signal.raise_signal(signal.SIGUSR1)  # to this thread; the handler is the main thread's
+        signal.raise_signal(signal.SIGUSR1)  # reaches this thread; the main thread runs the handler
 
     signal.signal(signal.SIGUSR1, alarm)
     with shmacc.attach("acc") as acc:
@@ -162,7 +162,7 @@ def test_a_timeout_names_some_of_many_processes(acc: ConditionalAccumulator) -> 
             other.kill()
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(1, timeout=0)
-        # The end of the message, after the processes that are gone.
+        # The end of the message follows the list of processes that are gone.
         attached = str(caught.value).partition("because of a seal; ")[2]
         named = {int(pid) for pid in re.findall(r"pid (\d+)", attached)}
         assert named <= {other.pid for other in others[15:]} | {os.getpid()}

@@ -2,7 +2,7 @@
 
 When a process closes any descriptor of a file, the kernel drops all its record locks on that file:
 its proof of being attached, and its ownership of the lock. So only one place in the extension may
-open a segment's file: it knows who else relies on it.
+open a segment's file, because it knows who else relies on the locks.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ FLOCK: Final = "hhqqi4x"
 
 
 def make_segments_in_all_states() -> list[Any]:
-    """Make one in each state, and other files under such names; return what must stay open."""
+    """Make segments in all states and other files with such names; return handles to keep."""
     kept: list[Any] = [
         SparseConditionalAccumulator("f4", None, "sparse"),
         ConditionalAccumulator("f4", (), "dense"),
@@ -62,7 +62,7 @@ def remove_them() -> None:
 
 
 def look_at_all() -> None:
-    """Call every function of inspection on every name; damaged ones say so."""
+    """Call every function of inspection on every name; damaged segments raise errors."""
     namespace = names.current_namespace()
     inspection.unlinked_uses()
     inspection.shared_memory_space()
@@ -118,7 +118,7 @@ def test_python_opens_no_file_of_a_segment() -> None:
 
 
 def is_attached(fd: int) -> bool:
-    """Whether another process has the file attached: asks the kernel, byte by byte."""
+    """Return whether another process is attached to the file: ask the kernel about its locks."""
     asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, layout.PRESENCE_BYTE, 0, 0)
     kind, *_ = struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     return bool(kind != fcntl.F_UNLCK)
@@ -169,7 +169,7 @@ def _come_and_go(*, pipe: Pipe) -> None:
         watched.rename(aside)
         watched.touch()
         with contextlib.ExitStack() as held:
-            with contextlib.suppress(FileNotFoundError):  # it was cleaned already
+            with contextlib.suppress(FileNotFoundError):  # the file was cleaned already
                 empty = held.enter_context(watched.open("r+b"))
                 # A remover looks at the name with this lock held.
                 fcntl.lockf(empty, fcntl.LOCK_EX, 1, layout.NAME_BYTE)
@@ -203,8 +203,8 @@ def test_a_process_that_inspects_stays_attached() -> None:
     remove_them()
 
 
-def test_inspection_follows_no_other_link_to_an_attached_file() -> None:
-    """For example a link under a semaphore's name: only what can be a semaphore is opened."""
+def test_inspection_opens_no_other_link_to_an_attached_file() -> None:
+    """A link may have a semaphore's name; only files that can be semaphores are opened."""
     acc = ConditionalAccumulator("f8", (), "linked")
     (semaphore,) = SHM.glob(f"sem.{path_of('linked').name}.*")
     semaphore.unlink()

@@ -32,7 +32,7 @@ def descriptors() -> int:
 
 
 def nothing() -> None:
-    """Nothing exists before."""
+    """Prepare nothing."""
 
 
 def named() -> Any:
@@ -77,7 +77,7 @@ def close(had: list[Any]) -> None:
 
 
 def _private(_: list[Any], got: Any) -> None:
-    """Nobody else has the name: it goes with the object, or there never was one."""
+    """Check that nothing is left after a close of the result, if there is one."""
     if got is not None:
         got.close()
     assert left_behind() == ()
@@ -94,14 +94,14 @@ def _dropped(had: list[Any], _: Any) -> None:
 
 
 def _goes_at_the_end(*_: Any) -> None:
-    """If the interrupt comes before a finalizer, the end of the interpreter closes the object."""
+    """Run the interpreter's end, which closes an object whose finalizer was interrupted."""
     weakref.finalize._exitfunc()  # type: ignore[attr-defined]
     weakref.finalize._shutdown = False  # type: ignore[attr-defined]
     assert left_behind() == ()
 
 
 def _named(_: list[Any], got: Any) -> None:
-    """The segment does not exist, or is whole, and only the call's handles have it open."""
+    """Check that the segment is missing or whole, and open by the call's handles only."""
     if got is not None:
         got.close()
     assert len(left_behind()) in ({0, 2} if got is None else {2})
@@ -120,7 +120,7 @@ def _unlinked(had: list[Any], _: Any = None) -> None:
     acc.close()
 
 
-# What exists before; the interrupted call; and the check after it.
+# For each: how to prepare, the interrupted call, and the check after it.
 CALLS: Final[dict[str, tuple[Callable[[], Any], Callable[[list[Any]], Any], Any]]] = {
     "using a private one in a block": (nothing, use_in_a_block, _private),
     "making a named one": (nothing, lambda _: named(), _named),
@@ -146,11 +146,11 @@ def interrupt() -> None:
 def _at_every_instruction(call: str) -> int:
     """Interrupt the call at each instruction (or each second one); return how many there are."""
     before, called, verify = CALLS[call]
-    # An interrupt in a finalizer is reported, and ends nothing.
+    # An interrupt in a finalizer is only reported; it does not end the call.
     sys.unraisablehook = lambda _: None
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.freeze()  # what pytest has made need not be looked at each time
-    # Number 0: nothing comes in between.
+    gc.freeze()  # collections need not look at pytest's objects each time
+    # Number 0 is a call without an interrupt.
     for number in itertools.chain((0,), itertools.count(1, 1 if EVERY_INSTANT else 2)):
         before_it = descriptors()
         had, got, interrupted = [before()], None, False
@@ -178,7 +178,6 @@ def _at_every_instruction(call: str) -> int:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_interrupt_at_any_instruction_leaves_nothing_half_done(call: str) -> None:
-    """Every line is thereby covered, too."""
     assert run_apart(_at_every_instruction, call) > 20
 
 
@@ -217,7 +216,7 @@ def test_an_interrupt_in_the_wait_for_the_name_leaves_nothing(call: str) -> None
         assert process.hear() == "ready"
         with held(NAME, layout.NAME_BYTE):
             process.say()
-            # The process attaches before it needs the permission; removing needs nothing else.
+            # Openers attach before they wait for the name; the remover is attached already.
             until(lambda: any(each.alive for each in inspection.describe(NAME).processes))
             while not process.pipe.poll(0.01):
                 process.signal(signal.SIGINT)

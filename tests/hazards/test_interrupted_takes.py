@@ -22,19 +22,19 @@ import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, SparseConditionalAccumulator, errors
 from shmacc._values import dtypes
 
-# The test runner's own time limit is an alarm, too: so what is interrupted is in other processes.
+# The test runner's own time limit is an alarm, too, so interrupts happen in other processes.
 pytestmark = pytest.mark.threads
 
 NAME: Final = "interrupted"
 WIDTH: Final = 64
-# A copy of the large ones takes a millisecond or so, of the small ones next to nothing.
+# Rows: copying LARGE takes about a millisecond, copying SMALL almost no time.
 SMALL, LARGE = 4, 10_000
-# Copying so many rows takes long enough for a signal that is sent when the copy has begun.
+# Copying this many rows takes so long that a signal sent after its begin arrives in time.
 HUGE: Final = 200_000
 
 
 def make(kind: Any, dtype: str = "float32") -> Any:
-    """Make an accumulator of sums, where the first number counts gradients."""
+    """Make an accumulator of sums; each gradient adds 1 to its first number."""
     return kind(dtype, None, NAME, reduction_type="SUM")
 
 
@@ -45,7 +45,7 @@ def gradient(acc: Any, rows: int) -> tuple[Any, ...]:
 
 
 def number(taken: Any) -> int:
-    """How many gradients a take returned, by its sums."""
+    """Return how many gradients a take returned, as its sums show."""
     for field in ("value", "values"):
         taken = getattr(taken, field, taken)
     return int(taken.flat[0])
@@ -86,7 +86,7 @@ def _take_under_fire(kind: Any, rows: int, dtype: str, method: str, hits: int) -
             taken: Any = None
             armed = lasted > 0
             try:
-                # A little longer than a take: so some takes are hit, at any instant.
+                # The alarm comes within a little more than a take's time, so it hits some takes.
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 + rng.uniform(0, 1.2 * lasted))
                 began = time.perf_counter()
                 taken = take(acc)
@@ -108,7 +108,7 @@ def _take_under_fire(kind: Any, rows: int, dtype: str, method: str, hits: int) -
         *((SparseConditionalAccumulator, method, SMALL, "float32") for method in METHODS),
         *((ConditionalAccumulator, method, SMALL, "float32") for method in list(METHODS)[:4]),
         (SparseConditionalAccumulator, "take", LARGE, "float32"),
-        # Also while it is converted.
+        # These results are also converted.
         (SparseConditionalAccumulator, "take", LARGE, "bfloat16"),
         (ConditionalAccumulator, "take_partial", LARGE, "int16"),
     ],
@@ -121,7 +121,7 @@ def test_each_gradient_is_taken_once_whatever_alarms_interrupt(
 
 @pytest.fixture
 def huge() -> Iterator[Any]:
-    """An accumulator with one gradient, which takes long to copy."""
+    """Yield an accumulator with one gradient, which takes long to copy."""
     with make(SparseConditionalAccumulator) as acc:
         assert acc.apply_grad(*gradient(acc, HUGE))
         yield acc
@@ -143,14 +143,14 @@ def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[
     pipe.say("ready")
     start = slept()
     count = step = 0
-    with contextlib.suppress(errors.DeadlineExceededError):  # in vain if the handler takes it
+    with contextlib.suppress(errors.DeadlineExceededError):  # the handler may take it
         taken = acc.take(1, timeout=0.2)
         count, step = taken.count, taken.step
     return handled[0] if handled else None, count, step, slept() - start
 
 
 def _attempts(huge: Any) -> Iterator[None]:
-    """Yield the accumulator with one gradient, so often that some signal comes in time."""
+    """Apply one gradient and yield, again and again until a signal comes in time."""
     for _ in range(100):
         huge.take_partial(0)
         assert huge.apply_grad(*gradient(huge, HUGE), local_step=NEVER_STALE)
@@ -159,7 +159,7 @@ def _attempts(huge: Any) -> Iterator[None]:
 
 
 def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tuple[Any, ...]:
-    """Do as `_take_with_a_handler` until the handler ran in the copy: the take has this count."""
+    """Repeat `_take_with_a_handler` until the handler ran in the copy, as the count shows."""
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, handler) as taker:
             _signal_amid_the_copy(taker)
@@ -169,7 +169,7 @@ def _with_a_handler(huge: Any, handler: Callable[[Any], Any], count: int) -> tup
     return handled, step, sleeping
 
 
-def test_a_handler_that_ends_the_process_consumes_nothing(huge: Any) -> None:
+def test_a_handler_that_ends_the_process_during_a_take_consumes_nothing(huge: Any) -> None:
     for _ in _attempts(huge):
         with Apart(_take_with_a_handler, lambda _: os._exit(0)) as taker:
             _signal_amid_the_copy(taker)
@@ -183,15 +183,15 @@ def _apply_one(acc: Any) -> bool:
     return bool(acc.apply_grad([0], np.ones((1, WIDTH), acc.dtype), local_step=NEVER_STALE))
 
 
-def test_a_handler_may_apply(huge: Any) -> None:
+def test_a_handler_may_apply_during_a_take(huge: Any) -> None:
     """The apply does not wait for the interrupted take, which includes its gradient."""
     applied, _, sleeping = _with_a_handler(huge, _apply_one, count=2)
     assert applied
-    assert sleeping < 0.9  # less than an apply waits for a head that does not come
+    assert sleeping < 0.9  # an apply would wait longer for a head that does not take
     assert huge.num_accumulated() == 0
 
 
-def test_a_handler_may_set_the_step(huge: Any) -> None:
+def test_a_handler_may_set_the_step_during_a_take(huge: Any) -> None:
     """The take reports the step at its commit, not at the start of its copy."""
     new = 1_000_000
     for _ in _attempts(huge):
@@ -211,7 +211,7 @@ HANDLERS: Final[tuple[Callable[[Any], int], ...]] = (
 
 
 @pytest.mark.parametrize("handler", HANDLERS, ids=["take", "take_partial"])
-def test_a_handler_may_take(huge: Any, handler: Any) -> None:
+def test_a_handler_may_take_during_a_take(huge: Any, handler: Any) -> None:
     """The interrupted take then has nothing, and waits on."""
     in_handler, *_ = _with_a_handler(huge, handler, count=0)
     assert in_handler == 1
@@ -219,7 +219,7 @@ def test_a_handler_may_take(huge: Any, handler: Any) -> None:
 
 
 def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
-    """Return the count of a take whose handler forks, and that of its child."""
+    """Return the count of a take whose handler forks, and the count of the child's take."""
     acc = shmacc.attach(NAME)
     child = -1
 
@@ -237,7 +237,7 @@ def _fork_in_the_copy(*, pipe: Pipe) -> tuple[int, int]:
     return count, 1 if child < 0 else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_handler_may_fork(huge: Any) -> None:
+def test_a_handler_may_fork_during_a_take(huge: Any) -> None:
     """The take and its entry in the queue stay the parent's."""
     for _ in _attempts(huge):
         with Apart(_fork_in_the_copy) as taker:
@@ -245,16 +245,16 @@ def test_a_handler_may_fork(huge: Any) -> None:
             mine, childs = taker.result()
         assert mine == 1
         assert huge.stats().waiting == 0
-        if childs == 0:  # else it came too late, and both have the result of the same call
+        if childs == 0:  # otherwise the fork came too late, and both have the result
             break
 
 
-# --- what was taken and did not get to the caller ------------------------------------------------
+# --- a taken round that did not get to the caller ------------------------------------------------
 
 
 @pytest.fixture
 def half(monkeypatch: pytest.MonkeyPatch) -> Iterator[SparseConditionalAccumulator]:
-    """An accumulator with one gradient, whose first conversion of a result has no memory."""
+    """Yield an accumulator that keeps a taken round, since its conversion had no memory."""
     narrow, attempts = dtypes.DType.narrow, iter([MemoryError("no memory")])
 
     def narrow_later(self: dtypes.DType, results: Any) -> Any:
@@ -279,7 +279,7 @@ def _take_in_vain(acc: Any) -> None:
 
 
 def test_any_later_take_returns_the_kept_round(half: SparseConditionalAccumulator) -> None:
-    """A partial take does not, nor one of a forked child."""
+    """A partial take and a forked child's take do not return it."""
     assert half.take_partial(0).count == 0
     run_apart(_take_in_vain, half)
     half.apply_grad([0], [[2.0]], local_step=1)
@@ -305,7 +305,7 @@ def test_a_kept_round_is_lost_with_its_handle(half: SparseConditionalAccumulator
         _take_in_vain(other)
 
 
-def test_an_empty_partial_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_empty_partial_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with ConditionalAccumulator("f4", (3,)) as acc:
         with monkeypatch.context() as patched:
             patched.setattr(np, "zeros", alarm)

@@ -24,14 +24,14 @@ pytestmark = [needs_listener, pytest.mark.threads]
 MIB: Final = 1 << 20
 ROWS: Final = 40_000
 WIDTH: Final = 64  # 10 MB of rows
-PATIENCE: Final = 100  # a call that was interrupted so often in a row will be for ever
+PATIENCE: Final = 100  # this many interrupts in a row would never end
 TIMER: Final = signal.SIGALRM
 
 
 class OldKernel:
-    """Interrupts each reservation that the timer's signal can reach, and the first that it cannot.
+    """Interrupts each reservation that does not block the timer's signal, and some that do.
 
-    Of those with the signal blocked it interrupts `stubborn` more, as a debugger can.
+    A blocking one passes after more than `stubborn` interrupts in a row, as under a debugger.
     """
 
     def __init__(self, stubborn: int = 0) -> None:
@@ -65,21 +65,21 @@ def _grow(*, pipe: Pipe) -> Any:
         try:
             assert acc.apply_grad(range(ROWS), np.ones((ROWS, WIDTH), np.float32))
         finally:
-            # Signals are as they were, however it ended.
+            # The signal mask is as before, however the apply ended.
             assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == kept_off
     pipe.say()
 
 
 @pytest.mark.parametrize("stubborn", [0, 3])
 def test_growth_ends_under_many_signals(acc: SparseConditionalAccumulator, stubborn: int) -> None:
-    """Each interrupt undoes one piece, and its next try succeeds."""
+    """Each interrupt undoes only one piece, which is then tried again."""
     kernel = OldKernel(stubborn)
     with watched(_grow, decide=kernel) as process:
         process.hear()
         process.result()
     assert kernel.in_a_row < PATIENCE, "interrupted for ever"
     assert kernel.interrupted > stubborn
-    # Signals are off for the time that a piece takes, not for that of 10 MB.
+    # Signals are blocked while one piece is reserved, not for all 10 MB.
     assert kernel.largest <= 2 * MIB
     taken = acc.take(1, timeout=0)
     assert taken.indices.size == ROWS
@@ -87,7 +87,7 @@ def test_growth_ends_under_many_signals(acc: SparseConditionalAccumulator, stubb
 
 
 class FullAfter:
-    """Interrupts each call once; then has room for so many bytes, and refuses one call too many."""
+    """Interrupts each call once, has room for `size` bytes, and refuses the first call beyond."""
 
     def __init__(self, size: int) -> None:
         self.room, self.kernel, self.refused = size, OldKernel(), 0
@@ -184,6 +184,6 @@ def test_each_byte_is_reserved_once_by_each_process() -> None:
         held = PROCESSES * TURNS * FEW * (4 * WIDTH + 16)
         assert acc.stats().rows == PROCESSES * TURNS * FEW
         assert max(reserved) < 2 * held
-        # The larger the table, the larger the steps it grows in, and the rarer.
+        # A larger table grows in larger and rarer steps.
         assert max(calls) < LAST
         acc.unlink()

@@ -49,20 +49,20 @@ def apply_dense() -> bool:
 
 
 def wait_for_room(process: Apart) -> None:
-    """Return when a process that applies has found no room."""
+    """Return when the process's apply waits for room."""
     process.hear()
     until(lambda: activity(NAME, process.pid) == "waits for room")
 
 
 def look(group: HostGroup) -> Any:
-    """Return all that a round would have."""
+    """Return what a round would contain, and the counters."""
     seen, stats = group.look(), group.stats()
     sums = {name: (each.indices.tolist(), each.values.sum()) for name, each in seen.items()}
     return seen.count, seen.step, sums, stats.applied, stats.dropped, stats.num_accumulated
 
 
 def _is_accepted(group: HostGroup, gradient: dict[str, Any]) -> bool:
-    """Whether there is room now for a gradient of this step."""
+    """Apply a gradient; return False if there is no room for it now."""
     try:
         return group.apply(gradient, group.global_step, timeout=0)
     except errors.DeadlineExceededError as error:
@@ -130,7 +130,7 @@ def test_two_segments_that_grow_at_once_do_not_get_the_same_memory() -> None:
             os.close(fd)
         return 0
 
-    with HostGroup({"a": TensorSpec((4 * MIB,), "f4")}, NAME) as group:  # which grows once
+    with HostGroup({"a": TensorSpec((4 * MIB,), "f4")}, NAME) as group:  # it grows once
         kept = free_bytes() - 24 * MIB
         group.handle.keep_free(kept)
         with (
@@ -144,7 +144,7 @@ def test_two_segments_that_grow_at_once_do_not_get_the_same_memory() -> None:
 
 @pytest.mark.parametrize(("members", "lanes"), [("a", 3), ("ab", 1)])
 @apart(shm=SIZE)
-def test_memory_of_rounds_that_are_over_is_room_for_a_gradient(members: str, lanes: int) -> None:
+def test_memory_of_earlier_rounds_is_freed_for_a_gradient(members: str, lanes: int) -> None:
     with make(members, lanes=lanes) as group:
         assert group.apply(rows(0, 60_000), 0, contributor=0)
         group.take(1, timeout=0)
@@ -160,7 +160,7 @@ def test_memory_of_rounds_that_are_over_is_room_for_a_gradient(members: str, lan
 
 
 def _full(group: HostGroup) -> int:
-    """Fill memory up to what is kept; return how many gradients fitted."""
+    """Fill memory except for the kept part; return how many gradients fitted."""
     group.handle.keep_free(free_bytes() - 8 * MIB)
     count = 0
     while _is_accepted(group, rows(2000 * count, 2000)):
@@ -199,14 +199,14 @@ def test_a_worker_that_waits_for_room_looks_again_after_a_change(by: str) -> Non
             elif by == "seal":
                 group.take_partial(count, timeout=0, seal=True)
                 assert worker.result(LONG) is False
-            else:  # others have released so much
+            else:  # others have released memory
                 group.handle.keep_free(0)
                 assert worker.result(LONG) is True
                 assert group.num_accumulated() == count + 1
 
 
 def make_large(group: HostGroup) -> Any:
-    """A saved state that is too large for the group's memory."""
+    """Return a saved state that is too large for the group's memory."""
     with shmacc.AccumulatorGroup(group.members) as other:
         assert other.apply(rows(0, 60_000), 0)
         return other.state()

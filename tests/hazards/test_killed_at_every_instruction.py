@@ -22,11 +22,11 @@ from shmacc._base import names
 
 pytestmark = pytest.mark.beyond_asan
 
-MANY: Final = tuple(range(300))  # need more memory than is ever left to a later round for nothing
-SMALL_ROUNDS: Final = 8  # after so many in a row memory is given back
+MANY: Final = tuple(range(300))  # they need more memory than a later round may keep unused
+SMALL_ROUNDS: Final = 8  # after this many small rounds in a row, memory is given back
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 FULL: Final = 2**62
-# A dtype, and numbers in a row; 0: dense.
+# A dtype, and the numbers in each row (0: dense).
 F0, F3, D0, D3, D64 = (
     ("float32", 0), ("float32", 3), ("float64", 0), ("float64", 3), ("float64", 64),
 )  # fmt: skip
@@ -37,7 +37,7 @@ def applies(*indices: int, width: int = 3, seed: int = 0, step: int = 0) -> Call
 
 
 def applies_all(*indices: int, seed: int = 0, **more: Any) -> Callable[[Any], object]:
-    """Return an apply of these rows of all members."""
+    """Return a function that applies these rows to all members."""
     return lambda acc: acc.apply(OF.gradient(*indices, seed=seed), 0, **more)
 
 
@@ -72,7 +72,7 @@ def _give_up(acc: Any) -> None:
 
 def _one_member_is_idle(acc: Any) -> None:
     acc.apply({"rows": rows(*MANY, width=64)}, 0)
-    # Only in one of this many rounds does a take look for idle members.
+    # A take looks for idle members in one of this many rounds only.
     for step in range(2 * SMALL_ROUNDS - 1):
         acc.take(1)
         acc.apply({"array": array()[:100]}, step + 1)
@@ -143,10 +143,10 @@ SCENES: Final = [
     Scene("making room: the index, after a round that left entries in it", *F3,
         after(applies(*range(8)), takes(), applies(1, 2, step=1)), applies(*range(25), step=1),
         (0, 6, 20, 40)),
-    # Room is made by 64 KiB at least, which are 128 of these rows.
+    # Memory grows by at least 64 KiB, which is 128 of these rows.
     Scene("making room: the rows", *D64, applies(*range(130), width=64),
         applies(*range(128, 138), width=64), (0, 130, 135)),
-    # The first gradient needs no undo log, the second one all at once.
+    # The first gradient needs no undo log; the second one needs all of it at once.
     Scene("making room: the undo log", "float32", 8, applies(3, 4, 5, 6, width=8),
         applies(4, 6, width=8), (3, 4)),
     Scene("making room: a round of another shape", "float32", 5,
@@ -182,8 +182,8 @@ SCENES: Final = [
 ]  # fmt: skip
 
 
-# An apply that fails puts back what it has changed by the code that test_killed_while_restoring.py
-# walks through, and a C++ exception takes more instructions than all other scenes together.
+# Only SHMACC_EVERY_INSTANT runs this scene: test_killed_while_restoring.py tests the undo code, and
+# a C++ exception takes more instructions than all other scenes together.
 OVERFLOWING: Final = GroupScene(
     "group: a sum that overflows in the second member",
     "int64",
@@ -201,7 +201,7 @@ def test_a_kill_at_any_instruction_is_all_or_nothing(scene: Scene, record_proper
 
 
 def claim_a_place(mark: Mark) -> None:
-    """Attach: the extension's part."""
+    """Attach, by the extension's calls only."""
     handle: Any = _core.open(path(), None)[2]
     semaphore = names.semaphore_path(os.path.basename(path()), handle.config()["token"])  # noqa: PTH119
     mark()
@@ -211,7 +211,7 @@ def claim_a_place(mark: Mark) -> None:
 
 
 def close_handle(mark: Mark) -> None:
-    """Close: the extension's part."""
+    """Close the handle, by the extension's call only."""
     acc: Any = shmacc.attach(NAME)
     mark()
     acc._handle.close()
@@ -231,7 +231,7 @@ def test_a_kill_at_any_instruction_of_an_attach_or_close_harms_nobody(
 
 
 @pytest.mark.parametrize("scene", GIVING_BACK, ids=str)
-def test_the_scene_of_freed_memory_frees_memory(scene: Scene) -> None:
+def test_the_scenes_of_freed_memory_really_free_memory(scene: Scene) -> None:
     before, after = scene.prepare(), scene.perform()
     assert sum(length for _, length in after.occupied) < sum(
         length for _, length in before.occupied

@@ -1,4 +1,4 @@
-"""A process that is killed before or after any of its system calls leaves all or nothing."""
+"""A process killed before or after any system call has done its operation fully or not at all."""
 
 import errno
 import mmap
@@ -31,7 +31,7 @@ UNNAMED: Final = {
 def at_every_call(
     deed: Deed, expected: tuple[Any, Any], record: Record, fails: Fails | None = None
 ) -> None:
-    """Check at every stop that the old state is found, and from some stop on the new one."""
+    """Kill at every stop; check that the old state is found, and from some stop on the new one."""
     before, after = expected
     done, stops = False, []
     for stop in deaths(deed, fails):
@@ -45,7 +45,7 @@ def at_every_call(
 
 
 def expected(deed: Deed) -> tuple[killing_scenes.Testimony | None, killing_scenes.Testimony | None]:
-    """Return what must be found before the deed, and what after it."""
+    """Return what must be found before the operation, and after it."""
     one = SCENE.testimony(SCENE.prepare())
     match deed.name:
         case "creating":
@@ -57,7 +57,7 @@ def expected(deed: Deed) -> tuple[killing_scenes.Testimony | None, killing_scene
             return one, SCENE.testimony(replace(SCENE, operation=deed.act).perform())
         case "unlinking" | "cleaning":
             return one, None
-    # The next process does not look under another name.
+    # The next process looks for NAME only, which these operations do not make.
     return (None, None) if deed.name in UNNAMED else (one, one)
 
 
@@ -96,7 +96,7 @@ def _create_in_vain() -> None:
 
 @needs_failures
 def test_a_maker_killed_while_it_gives_up_leaves_nothing_or_all(record_property: Record) -> None:
-    """The maker removes the new segment, unless another process has attached."""
+    """The maker removes the new segment if no other process has attached."""
     create().close()
     new = SCENE.testify()
     vain = replace(CREATING, act=lambda _: _create_in_vain())

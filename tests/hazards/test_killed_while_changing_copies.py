@@ -1,7 +1,7 @@
-"""A process that dies at any instruction of a change of a copy leaves all of it or nothing.
+"""A change of a copy is complete or not made at all, at whatever instruction its process dies.
 
 Copies are parameters that several hosts have (`shmacc._parameters.copies`). Workers read them
-without a lock; what they may have read is judged at the same instants.
+without a lock; at the same instants the test checks what they may read.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _PARAMS: Final = "params"
 _FIRST: Final = Lineage(3, 1, 17)
 _SECOND: Final = (3, 2)
 _STEP: Final = 4
-_READ: Final = 64  # bytes of each member that are compared without its lock
+_READ: Final = 64  # bytes of each member that are compared without the lock
 _ARRAYS: Final = {"table": np.arange(15, dtype=np.float32).reshape(5, 3), "one": np.ones(8)}
 _TABLE: Final = {"t": TableSpec((3,), initial=init.Uniform(-1, 1, seed=5))}
 _IDS: Final = [1, 2, 3, 4, 5, 2**40]
@@ -52,7 +52,7 @@ class Scene:
         return self.name
 
     def make(self) -> Parameters:
-        """Return a copy of the lineage `_FIRST`."""
+        """Make a copy whose lineage is `_FIRST`."""
         optimizers = by_name(self.optimizer, self.contents)
         params = Parameters(self.contents, _PARAMS, optimizer=optimizers)
         state = params.state()
@@ -63,7 +63,7 @@ class Scene:
         return params
 
     def change(self) -> Change:
-        """Return the change that the copy gets: an update, or what another copy has with it."""
+        """Return the change: an update, or the state of another copy after the update."""
         with self.make() as params:
             update = copies.prepare(params, {}, _STEP, self.second)
             if self.is_whole:
@@ -120,13 +120,13 @@ def _state(state: dict[str, Any]) -> State:
 
 
 def _read_unlocked(scene: Scene) -> tuple[list[bytes], int]:
-    """Return the beginning of each member's rows, and the step to which the last change led."""
+    """Return the beginning of each member's rows, and the step to which the last change leads."""
     with SegmentFile(path(_PARAMS)) as file:
         found = []
         for member in range(len(scene.contents)):
             file.look_at(0, member)
             found.append(file.read(file.table.region("rows 0"), _READ))
-        return found, file.committed("round").spread  # of a copy: RoundState::begun
+        return found, file.committed("round").spread  # in a copy: RoundState::begun
 
 
 @pytest.mark.parametrize("scene", _SCENES, ids=str)
@@ -145,7 +145,7 @@ def test_a_change_killed_at_any_instruction_is_all_or_nothing(scene: Scene) -> N
             _make(params, change)
 
     def testify() -> bool:
-        """Judge what a death has left; return whether the change was in."""
+        """Check what a death has left; return whether the change was made."""
         found, begun = _read_unlocked(scene)
         assert begun in {_STEP, _STEP + 1}
         assert found == read or begun == _STEP + 1, "workers see a change that has not begun"

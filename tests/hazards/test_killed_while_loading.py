@@ -1,6 +1,6 @@
-"""A load that is killed or interrupted restored everything, or nothing.
+"""A load that is killed or interrupted restored everything or nothing, or must be repeated.
 
-`shmacc.load`: "Restore what `save` has written: all of it or nothing."
+`shmacc.load`: "Restore all states of a file that `save` has written, or none."
 """
 
 import itertools
@@ -40,7 +40,7 @@ OF_A_TABLE: Final = TableScene(
     changed=(1, 5, 6, 7, 8, 9),
     removed=(2, 5),
 )
-# One in this many lines is interrupted.
+# Each n-th line is interrupted.
 _LINES: Final = 1 if EVERY_INSTANT else 13
 
 
@@ -60,7 +60,7 @@ def leave(both: Both) -> None:
 
 
 def one_round(both: Both, scene: UpdateScene = SCENE) -> bool:
-    """Make a round of one gradient; return whether there was one."""
+    """Make a round of one gradient; return whether its update was made."""
     both["group"].apply(scene.gradient(7), both["group"].global_step)
     return scene.one_round(both["params"], both["group"])
 
@@ -74,7 +74,7 @@ def both() -> Iterator[Both]:
 
 @pytest.fixture
 def path(both: Both, tmp_path: Path) -> Path:
-    """A file that was saved one round ago."""
+    """Return a file that was saved one round ago."""
     saved = tmp_path / "checkpoint.npz"
     shmacc.save(saved, both)
     assert one_round(both)
@@ -82,7 +82,7 @@ def path(both: Both, tmp_path: Path) -> Path:
 
 
 def _save(scene: UpdateScene, path: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Return everything as saved, and as it is before the load."""
+    """Save, and make a round; return the contents as saved and as they are now."""
     both = make(scene)
     shmacc.save(path, both)
     saved = everything(both)
@@ -95,7 +95,7 @@ def _save(scene: UpdateScene, path: Path) -> tuple[dict[str, bytes], dict[str, b
 def _judge(
     scene: UpdateScene, path: Path, saved: dict[str, bytes], before: dict[str, bytes]
 ) -> str:
-    """Check what a chief finds after the death, before it loads once more."""
+    """Check what the next chief finds after a death, and that it can load again."""
     both = attach()
     try:
         if both["params"]._half_loaded:
@@ -127,7 +127,7 @@ def _is_refused(scene: UpdateScene, both: Both, path: Path) -> None:
 
 @needs_ptrace
 @pytest.mark.parametrize("scene", [SCENE, OF_A_TABLE], ids=str)
-def test_a_load_killed_anywhere_is_all_or_nothing(scene: UpdateScene, tmp_path: Path) -> None:
+def test_a_killed_load_is_all_nothing_or_refused(scene: UpdateScene, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     saved, was = run_apart(_save, scene, path)
 
@@ -180,7 +180,7 @@ def test_a_chief_whose_round_was_open_before_a_load_makes_no_update(both: Both, 
 
 
 @needs_ptrace
-def test_a_load_waits_for_another_one(both: Both, path: Path) -> None:
+def test_a_load_waits_for_another_load(both: Both, path: Path) -> None:
     with half_loaded(both["params"], loading(path, attach)) as loader, Apart(_load, path) as other:
         other.hear()
         loader.finish()
@@ -198,9 +198,9 @@ def _load(path: Path, *, pipe: Pipe) -> None:
         one.close()
 
 
-# A file that is interrupted between its opening and its block is closed as garbage.
+# An interrupt may come between a file's opening and its block; a collection closes the file.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_load_that_a_handler_interrupts_restored_all_or_nothing(both: Both, path: Path) -> None:
+def test_a_load_that_a_handler_interrupts_restores_all_or_nothing(both: Both, path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
@@ -225,8 +225,8 @@ def test_a_load_that_a_handler_interrupts_restored_all_or_nothing(both: Both, pa
 
 
 @pytest.mark.parametrize("name", [PARAMS, GROUP])
-def test_a_signal_ends_the_wait_for_a_lock(both: Both, path: Path, name: str) -> None:
-    """No other lock is held meanwhile."""
+def test_a_signal_ends_a_loads_wait_for_a_lock(both: Both, path: Path, name: str) -> None:
+    """While a load waits for one segment's lock, it does not hold the other's."""
     before = everything(both)
 
     def ring(*_: object) -> None:
@@ -272,7 +272,7 @@ def test_threads_load_one_after_the_other(both: Both, tmp_path: Path) -> None:
         thread.start()
     saved = tmp_path / "beside.npz"
     for _ in range(20):
-        with suppress(errors.FailedPreconditionError):  # loads all the while
+        with suppress(errors.FailedPreconditionError):  # loads go on all the time
             shmacc.save(saved, both)
             with np.load(saved) as file:
                 seen = {key.replace("/", "."): file[key].tobytes() for key in file.files}

@@ -1,7 +1,7 @@
 """A process killed while it restores a state has replaced everything, or nothing.
 
-The old state is whole until the commit, though the restored rows overwrite it. A process may also
-be killed while it undoes a dead one's half: the next process finishes that.
+The old state stays whole until the commit, although restored rows overwrite it. A process may also
+be killed while it undoes a dead process's half restore: then the next process finishes the undo.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from shmacc import AccumulatorGroup, SparseConditionalAccumulator, inspection
 pytestmark = [needs_ptrace, pytest.mark.beyond_asan]
 
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
-LOOKED_AT: Final = 20  # of the instants
+LOOKED_AT: Final = 20  # instants at which inspection is checked
 
 
 def _group_state() -> Mapping[str, Any]:
@@ -88,11 +88,11 @@ def test_a_restore_killed_anywhere_is_all_or_nothing(scene: Scene, record_proper
     assert before != after
     assert seen.count(before) > LOOKED_AT // 2
     assert all(found in {before, after} for found in seen)
-    SINGLE.testimony(looks[-1].images[NAME])  # and removes what is left
+    SINGLE.testimony(looks[-1].images[NAME])  # this also removes the segment
 
 
 def _ask_for_numbers(*, pipe: Pipe) -> None:
-    """Attach, then return the numbers; once more when told."""
+    """Attach, and report the step and the counters; again after a message."""
     with SparseConditionalAccumulator("float64", None, NAME, unlink_on_close=True) as acc:
         acc.set_global_step(3)
         acc.apply_grad(*rows(1, 2), local_step=3)
@@ -143,10 +143,10 @@ def come_upon_it(mark: Mark) -> None:
 
 
 @pytest.mark.parametrize("scene", [ADDING, IN_A_GROUP], ids=str)
-def test_an_undoing_killed_anywhere_loses_nothing(scene: Scene, record_property: Record) -> None:
+def test_an_undo_killed_anywhere_loses_nothing(scene: Scene, record_property: Record) -> None:
     clean = {NAME: scene.prepare()}
     before = scene.testimony(clean[NAME])
-    # The segment is as a process leaves it that is killed just before the commit.
+    # `torn` is what a process leaves that is killed just before its commit.
     looks = walk(scene.act, clean, {NAME: scene.perform()}, NAME)
     while scene.testimony(looks[-1].images[NAME]) != before:
         looks.pop()
@@ -156,6 +156,6 @@ def test_an_undoing_killed_anywhere_loses_nothing(scene: Scene, record_property:
     record_property("judged", judge(scene, looks, before, before))
     kill(come_upon_it, torn, looks[-1].step // 2)
     assert scene.testify() == before
-    # A second process dies while it undoes what the first one left, and a third goes on.
+    # A second process dies while it undoes what the first one left, and a third one finishes.
     looks = walk(come_upon_it, looks[len(looks) // 2].images, clean, NAME)
     judge(scene, looks, before, before)

@@ -1,6 +1,6 @@
-"""A chief that dies at any instruction of an update leaves all of it or nothing.
+"""A chief killed at any instruction of an update has made all of it or nothing.
 
-At the same instants, the tests check what readers see, who take no lock.
+At the same instants, the tests check what readers without a lock see.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ from shmacc import AccumulatorGroup, Parameters, _core, errors, inspection, opti
 pytestmark = needs_ptrace
 
 _SGD: Final = optim.SGD(0.5)
-# A bucket of the index has ten entries, and an index of up to seven rows one bucket.
+# A bucket of the index has ten entries, and an index of up to seven rows has one bucket.
 _SIX: Final = (1, 2, 3, 4, 5, 2**40)
 _NEW_ARRAYS: Final = {"table": ([1, 2], np.ones((2, 3))), "one": np.zeros(7)}
 _NEW_ROWS: Final = {"t": ([1, 2, 9], np.ones((3, killing.WIDTH), np.float32))}
@@ -66,7 +66,7 @@ def test_an_update_killed_anywhere_is_all_or_nothing(scene: UpdateScene) -> None
 
 
 def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
-    """Be a chief with another optimizer, attached before the first one died."""
+    """Run a second chief, attached before the first one died, which sets new contents."""
     with AccumulatorGroup.attach(GROUP) as group, Parameters.attach(PARAMS) as params:
         pipe.turn()
         torn = [array.tobytes() for array in params.values()]
@@ -77,7 +77,6 @@ def _stand_by(*, pipe: Pipe) -> tuple[list[bytes], list[bytes], list[bytes]]:
 
 
 def test_a_block_after_a_killed_update_starts_from_the_committed_arrays() -> None:
-    """A block starts from the last committed arrays, not from half an update."""
     scene = SCENES[0]
     before = killing.contents_in(killing.states(scene)[0])
     with begun(scene.act, killing.images(scene)) as (child, _), Apart(_stand_by).ready() as chief:
@@ -96,7 +95,7 @@ def test_a_block_after_a_killed_update_starts_from_the_committed_arrays() -> Non
 
 
 def _update_while_attaching(*, pipe: Pipe) -> bool:
-    """Update in one thread while another attaches the parameters."""
+    """Update while another handle has opened the file, but not attached yet."""
     with AccumulatorGroup.attach(GROUP) as group:
         _, _, not_entered = _core.open(path(PARAMS), None)
         assert not_entered is not None
@@ -107,7 +106,7 @@ def _update_while_attaching(*, pipe: Pipe) -> bool:
         return updated
 
 
-def test_a_thread_that_attaches_undoes_a_dead_update() -> None:
+def test_an_update_while_another_thread_attaches_undoes_a_dead_update() -> None:
     scene = SCENES[0]
     with (
         begun(scene.act, killing.images(scene)) as (child, _),
@@ -137,8 +136,8 @@ def test_a_save_between_update_and_end_of_block_is_of_one_step(tmp_path: Path) -
     _remove()
 
 
-def test_a_damaged_log_is_an_error_and_no_crash() -> None:
-    """A process that undoes may find any numbers in it."""
+def test_a_damaged_undo_log_raises_or_is_recovered() -> None:
+    """A process that undoes an update may find any numbers in the undo log."""
     scene = SCENES[1]
     with begun(scene.act, killing.images(scene)) as (child, _):
         _until_something_is_saved(child)

@@ -65,7 +65,7 @@ def test_an_apply_killed_among_dead_queue_entries_is_whole(record_property: Reco
     clean, done = ADDING.prepare(), ADDING.perform()
     clean.write(path())
     with waiting(2, 3, 1):
-        pass  # they are killed
+        pass  # the end of the block kills them
     image = Image.of(path())
     before = ADDING.testify()
     looks = walk(ADDING.act, {NAME: image}, {NAME: clean}, NAME)
@@ -92,8 +92,8 @@ def test_a_take_goes_on_if_the_apply_that_should_wake_it_is_killed() -> None:
 
 
 @needs_ptrace
-def test_a_take_killed_while_it_joins_the_queue_is_dead_there() -> None:
-    """The entry was a living process's before; nobody takes the dead one for it."""
+def test_a_take_killed_while_it_joins_the_queue_blocks_nobody() -> None:
+    """The entry belonged to a living process before; the dead take must not pass for that."""
     ADDING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
     view = _core.view(path())[2]
@@ -112,7 +112,7 @@ def test_a_take_killed_while_it_joins_the_queue_is_dead_there() -> None:
 
 
 def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
-    """Check what a cancel did to takes that wait for 3 gradients and for 1."""
+    """Return whether a cancel ended the waiting takes; check that it ended both or neither."""
     cancelled = []
     for waiter in waiters:
         # A take that still waits is served, so the test need not know how long a cancel takes.
@@ -129,7 +129,7 @@ def all_or_none_are_cancelled(waiters: list[Apart]) -> bool:
 
 @needs_ptrace
 def test_a_kill_after_any_change_of_a_cancel_keeps_the_queue_whole() -> None:
-    """Also between the cancel's commit and its wakes."""
+    """This includes a kill between the cancel's commit and its wake-ups."""
     image = ADDING.prepare()
     outcomes = []
     for changes in range(4):

@@ -32,18 +32,18 @@ WIDTH: Final = 24
 STAY: Final = np.arange(40, dtype=np.int64) * 2**50 + 7
 GO: Final = np.arange(60, dtype=np.int64) + 2**40
 NOBODY: Final = -1.0
-# The elements of a row that takes a reader long; and at how many places the reader is stopped.
+# The width of a row that takes long to read, and the number of points where readers are stopped.
 _WIDE: Final = 512
 _STOPS: Final = 400 if EVERY_INSTANT else 12
 _FORKS: Final = 3
-# With so many ids coming and going, every other update crowds the index.
+# With this many ids coming and going, every second update crowds the index.
 _CROWD: Final = 500
 VERSIONS: Final = 1000.0
 SPEC: Final = shmacc.TableSpec((WIDTH,), "float64", initial=init.Constant(NOBODY))
 
 
 def numbers_of(ids: Any) -> Any:
-    """A number for each id, which its row holds."""
+    """Return the number that each id's row holds."""
     known = np.concatenate([STAY, GO])
     return np.argsort(known)[np.searchsorted(np.sort(known), ids)] + 1.0
 
@@ -53,7 +53,7 @@ def rows_of(ids: Any, version: float) -> Any:
 
 
 def judge(params: shmacc.Parameters) -> None:
-    """Read all ids once, in random order, and check each row."""
+    """Read all ids once, and check each row."""
     table = params["t"]
     stay, go = table[STAY], table[GO]
     assert (np.floor(stay / VERSIONS) == numbers_of(STAY)[:, None]).all()
@@ -114,7 +114,7 @@ def test_readers_beside_a_chief_that_is_stopped_or_killed_see_whole_rows(
 
 
 def _again(params: shmacc.Parameters) -> None:
-    """Be a forked child of reading threads: read by the parent's handles, and by new ones."""
+    """Run a child forked beside reading threads: read by the parent's handle, and by a new one."""
     judge(params)
     with shmacc.Parameters.attach("params") as again:
         judge(again)
@@ -136,7 +136,7 @@ def test_threads_read_whole_rows_while_their_process_forks(params: shmacc.Parame
 
 @contextmanager
 def _table(shape: tuple[int, ...], ids: Any) -> Iterator[Callable[..., None]]:
-    """A table whose ids have version 1, and the updates that replace its rows."""
+    """Make a table with version 1 of `ids`; yield a function that replaces its rows."""
     spec = shmacc.TableSpec(shape, "float64", initial=init.Constant(NOBODY))
     with training({"t": spec}, optim.SGD(1), ("params", "group")) as (params, group):
 
@@ -163,7 +163,7 @@ def _read_row(number: int, width: int, versions: set[float], mark: Mark) -> None
 
 @needs_ptrace
 def test_a_reader_stopped_in_a_row_sees_no_other_ids_row() -> None:
-    """Meanwhile its id is removed, another one uses its place, and the first returns."""
+    """Meanwhile the row's id is removed, another id uses its place, and the first id returns."""
     read = partial(_read_row, 5, _WIDE, {NOBODY, 1, 3})
     with _table((_WIDE,), [5]) as replace:
         for number, _ in enumerate(stops(read, _STOPS, 0.1, 0.75)):
@@ -175,7 +175,7 @@ def test_a_reader_stopped_in_a_row_sees_no_other_ids_row() -> None:
 
 @needs_ptrace
 def test_a_reader_stopped_while_indexes_are_built_finds_its_row() -> None:
-    """The index under it is overwritten: a row that it misses there is not absent."""
+    """Its index is overwritten meanwhile, so a miss in it does not prove that the row is absent."""
     read = partial(_read_row, 2**40, 1, {1})
     with _table((), [2**40]) as replace:
         gone = np.empty(0, np.int64)
@@ -235,7 +235,7 @@ def test_a_reader_does_not_add_counts_of_two_rounds() -> None:
     """The reader stands still between two lanes."""
     with shmacc.ConditionalAccumulator("f4", None, NAME, lanes=2, unlink_on_close=True) as acc:
         _apply_to_both(acc)
-        # Then it asks the kernel who is alive.
+        # Stop the reader only before it asks the kernel who is alive.
         for _ in stops(_count, _STOPS, 0.04, 0.25):
             acc.take_grad(2)
             _apply_to_both(acc)

@@ -20,7 +20,7 @@ MANY: Final = 500
 
 
 def used() -> dict[str, int]:
-    """Descriptors, mappings and names that this process has."""
+    """Return the numbers of this process's descriptors, mappings, names and threads."""
     gc.collect()
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
@@ -75,9 +75,9 @@ def test_five_hundred_accumulators_in_one_process_cost_what_is_promised() -> Non
     assert peak["descriptors"] - before["descriptors"] == MANY  # one each, however many handles
     assert peak["names"] - before["names"] == 2 * MANY  # a segment and a semaphore each
     assert peak["threads"] == before["threads"]
-    # The regions that are in use, and the semaphore: far from the system's limit of 65530.
+    # Each region in use is a mapping, and so is the semaphore. The system's limit is 65530.
     assert peak["mappings"] - before["mappings"] <= 10 * MANY
-    # Small ones are small: less than 512 KiB of shared memory each.
+    # A small accumulator has less than 512 KiB of shared memory.
     assert held < 512 * 1024 * MANY
     assert_all_is_back(before)
     if not SANITIZED:  # it is a few hundred microseconds each on an idle machine
@@ -106,7 +106,7 @@ def test_making_and_attaching_five_hundred_times_leaves_nothing() -> None:
             handle.apply_grad(1.0)
         del handle
         assert_all_is_back(before)
-        if not SANITIZED:  # which keeps what is freed, to catch its use
+        if not SANITIZED:  # sanitizers keep freed memory, to catch its use
             assert _resident() - memory < 8 << 20
         assert acc.num_accumulated() == MANY
         assert acc.stats().attached == 1

@@ -1,4 +1,4 @@
-"""Memory runs out at any allocation: no round is lost, and nothing stays open that has no owner."""
+"""Memory runs out at any allocation: no round is lost, and nothing without an owner stays open."""
 
 import ctypes
 import gc
@@ -20,8 +20,8 @@ import shmacc
 from shmacc import _core, inspection, testing
 from shmacc._base import names
 
-# Memory runs out in forked processes: what an interpreter breaks then ends with its process.
-# References to a function's code to spare: each failed allocation may drop one.
+# Memory runs out in forked processes, so that a broken interpreter ends with its process.
+# Spare references to each function's code: every failed allocation may drop one.
 _MOST_DROPPED: Final = 100
 
 DENSE, SPARSE = shmacc.ConditionalAccumulator, shmacc.SparseConditionalAccumulator
@@ -50,19 +50,19 @@ def is_whole(taken: Any, number: int) -> bool:
 
 
 def _no_round_is_lost(sort: str, failures: Callable[[], Iterator[Callable[[Any], Any]]]) -> int:
-    """Take rounds, each with memory running out elsewhere; return how many takes failed."""
+    """Take rounds; memory runs out at another point in each. Return how many takes failed."""
     kind, dtype, take = SORTS[sort]
     failed = 0
     with kind(dtype, None, NAME, reduction_type="SUM") as acc:
         apply(acc, 1)
-        take(acc)  # what is imported and made at a first take
+        take(acc)  # a first take imports modules
         for number, failing in enumerate(failures()):
-            # Small numbers: they are to fit a half.
+            # The numbers are small, because they must fit half floats.
             apply(acc, number % 100)
             taken = failing(lambda: take(acc))
             if taken is None:
                 failed += 1
-                taken = take(acc)  # at once: nothing was consumed, or this is what was
+                taken = take(acc)  # nothing was consumed, or this returns what was
             assert is_whole(taken, number % 100), f"allocation {number}: {taken}"
             assert acc.num_accumulated() == 0
         stats = acc.stats()
@@ -73,11 +73,11 @@ def _no_round_is_lost(sort: str, failures: Callable[[], Iterator[Callable[[Any],
 
 
 def _spare_references() -> list[types.CodeType]:
-    """References to the code of all functions that are made in functions.
+    """Return spare references to the code of all functions that are made in functions.
 
-    Where making one fails (MAKE_FUNCTION), CPython 3.12 and 3.13 drop a reference to its code that
-    is not theirs, so that the code is freed while its constants are in use: python/cpython issue
-    122752, mended in 3.14.
+    If making such a function fails (MAKE_FUNCTION), CPython 3.12 and 3.13 drop one reference too
+    many to its code, so that the code is freed while its constants are in use: python/cpython issue
+    122752, fixed in 3.14.
     """
     gc.unfreeze()
     outer = [each.__code__ for each in gc.get_objects() if isinstance(each, types.FunctionType)]
@@ -90,7 +90,7 @@ def _spare_references() -> list[types.CodeType]:
 
 
 def _without_memory_of_pythons(in_a_row: int) -> Iterator[Callable[[Any], Any]]:
-    """Calls in which Python's n-th allocation fails, and so many more in a row."""
+    """Yield functions that make a call in which `in_a_row` allocations of Python fail."""
     testcapi: Any = importlib.import_module("_testcapi")
     _kept = _spare_references()
     through = False
@@ -111,7 +111,7 @@ def _without_memory_of_pythons(in_a_row: int) -> Iterator[Callable[[Any], Any]]:
     succeeded = 0
     for first in count():
         yield lambda call, first=first: failing(call, first)  # type: ignore[misc]
-        # A call may survive a failure, so only ten successes in a row mean that none is left.
+        # A call may survive a failure; ten successes in a row mean that no allocation is left.
         succeeded = succeeded + 1 if through else 0
         if succeeded == 10:
             return
@@ -121,17 +121,17 @@ def _without_memory_of_pythons(in_a_row: int) -> Iterator[Callable[[Any], Any]]:
 @pytest.mark.parametrize(
     ("sort", "in_a_row"), [(sort, 1) for sort in SORTS] + [("sparse", 40), ("dense", 40)]
 )
-def test_no_allocation_of_pythons_loses_a_round(sort: str, in_a_row: int) -> None:
+def test_no_failed_allocation_of_python_loses_a_round(sort: str, in_a_row: int) -> None:
     pytest.importorskip("_testcapi")
     failed = run_apart(_no_round_is_lost, sort, lambda: _without_memory_of_pythons(in_a_row))
     assert failed > 5
 
 
 class _Heap:
-    """The C library's memory, of which `exhaust` takes all but so many bytes.
+    """The C library's memory, of which `exhaust` takes all but `left` bytes.
 
-    It is never given back. So the first call takes thousands of pieces, and later ones only what
-    was freed since. `let_grow` lets the C library get new memory again.
+    Taken memory is never given back, so the first call takes thousands of pieces, and later calls
+    only what was freed since. `let_grow` lets the C library get new memory again.
     """
 
     # A freed piece of _SPLIT bytes can be split; smaller ones serve only calls of their own size.
@@ -161,7 +161,7 @@ class _Heap:
 
 
 def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
-    """Calls for which only so many bytes exist."""
+    """Yield functions that make a call while the C library has few bytes left."""
     heap = _Heap()
 
     def failing(call: Callable[[], Any], left: int) -> Any:
@@ -182,12 +182,12 @@ of_libc = pytest.mark.skipif(SANITIZED, reason="AddressSanitizer has an allocato
 
 @of_libc
 @pytest.mark.parametrize("sort", SORTS)
-def test_no_allocation_of_the_extensions_loses_a_round(sort: str) -> None:
+def test_no_failed_allocation_of_the_extension_loses_a_round(sort: str) -> None:
     assert run_apart(_no_round_is_lost, sort, _without_memory_of_c) > 0
 
 
 def _no_update_is_lost(failures: Callable[[], Iterator[Callable[[Any], Any]]]) -> int:
-    """Make updates, each with memory running out elsewhere; return how many failed."""
+    """Make updates; memory runs out at another point in each. Return how many failed."""
     table, rows = np.zeros((16, 8), np.float32), [1, 4, 9]
     failed = 0
     with shmacc.Parameters({"table": table}, optimizer=shmacc.optim.SGD(1.0)) as params:
@@ -197,7 +197,7 @@ def _no_update_is_lost(failures: Callable[[], Iterator[Callable[[Any], Any]]]) -
                 assert group.apply({"table": (rows, np.ones((3, 8)))}, group.global_step)
                 with group.round(1) as taken:
                     done = failing(lambda taken=taken: params.update(taken))
-                    if done is None:  # nothing has changed, or the next one puts it back
+                    if done is None:  # nothing has changed, or the next update undoes it
                         failed += 1
                         done = params.update(taken)
                 assert done
@@ -207,13 +207,13 @@ def _no_update_is_lost(failures: Callable[[], Iterator[Callable[[Any], Any]]]) -
     return failed
 
 
-def test_no_allocation_of_pythons_loses_or_doubles_an_update() -> None:
+def test_no_failed_allocation_of_python_loses_or_doubles_an_update() -> None:
     pytest.importorskip("_testcapi")
     assert run_apart(_no_update_is_lost, lambda: _without_memory_of_pythons(1)) > 5
 
 
 @of_libc
-def test_no_allocation_of_the_extensions_loses_or_doubles_an_update() -> None:
+def test_no_failed_allocation_of_the_extension_loses_or_doubles_an_update() -> None:
     assert run_apart(_no_update_is_lost, _without_memory_of_c) > 0
 
 
@@ -240,7 +240,7 @@ def _nothing_stays_open(
         if call is CALLS["create"] and os.path.lexists(names.segment_name("new").path):
             inspection.remove("new")  # it raises if a process, say this one, is attached
         assert _open() == before
-        assert len(testing.leaked_names(names.current_namespace())) == 2  # NAME's
+        assert len(testing.leaked_names(names.current_namespace())) == 2  # the two files of NAME
     return failed
 
 
@@ -269,12 +269,12 @@ def test_nothing_stays_open_if_python_has_no_memory_for_its_handle(call: str) ->
 
 @of_libc
 @pytest.mark.parametrize("call", CALLS)
-def test_no_allocation_of_the_extensions_leaves_a_segment_open(call: str) -> None:
+def test_no_failed_allocation_of_the_extension_leaves_a_segment_open(call: str) -> None:
     _open_without(_without_memory_of_c, call)
 
 
 def _end_without_memory() -> int:
-    """Drop handles, with nothing left for lists of what they leave; return how many are gone."""
+    """Drop handles while no memory is left; return how many were dropped."""
     dropped = 0
     with shmacc.SparseConditionalAccumulator("float32", None, NAME) as acc:
         for failing in _without_memory_of_c():
@@ -289,7 +289,7 @@ def _end_without_memory() -> int:
 
 @of_libc
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_no_allocation_of_the_extensions_is_needed_to_end_a_handle() -> None:
+def test_handles_can_be_dropped_while_the_extension_has_no_memory() -> None:
     assert run_apart(_end_without_memory) > 20
 
 
@@ -303,5 +303,5 @@ def _read_array_without_memory() -> int:
 
 
 @of_libc
-def test_no_allocation_of_the_extensions_for_a_first_array_ends_a_process() -> None:
+def test_getting_a_first_array_without_memory_raises_and_ends_no_process() -> None:
     assert run_apart(_read_array_without_memory) > 5

@@ -1,6 +1,6 @@
-"""Memory that a killed process had reserved goes back to the system within eight rounds.
+"""Memory that a killed process had reserved goes back to the system within some rounds.
 
-It was killed before its commit, so nothing in the segment says that the memory is there.
+The process was killed before its commit, so nothing in the segment records the memory.
 """
 
 import os
@@ -20,7 +20,7 @@ from shmacc._base import names
 
 MIB: Final = 1 << 20
 WIDTH: Final = 64
-ROUNDS: Final = 17  # the eighth, the undo log's eight, and one
+ROUNDS: Final = 17  # eight, eight more for the undo log, and one
 
 
 def occupied(name: str) -> int:
@@ -35,7 +35,7 @@ def reserve(name: str, at: list[int]) -> None:
 
 
 def beyond(lanes: int, member: int) -> list[int]:
-    """A byte in each region of a lane and of its member, beyond those in use."""
+    """Return an offset in each region of a lane and a member, beyond the bytes in use."""
     table = Table(lanes=lanes, members=2, lane=lanes - 1, member=member)
     wanted = ["undo log", "undo rows", "index 0", "index 1", "slots", "rows 0", "rows 1"]
     return [table.region(name) + REGION_SPAN // 2 for name in wanted]
@@ -52,7 +52,7 @@ def rounds(group: Any, params: Any, count: int) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("of", ["group", "params"])
-def test_memory_in_every_region_is_given_back(lanes: int, of: str) -> None:
+def test_a_dead_processs_memory_in_any_region_is_given_back(lanes: int, of: str) -> None:
     with (
         Parameters(
             {"s": TableSpec((WIDTH,), "f8"), "d": np.zeros(4)}, "params", optimizer=optim.SGD(1.0)

@@ -22,7 +22,7 @@ FLOATS: Final = [name for name, element in ELEMENTS.items() if not element.integ
 
 
 def extremes(name: str) -> np.ndarray:
-    """Numbers whose arithmetic raises every flag."""
+    """Return numbers whose arithmetic raises every floating-point flag."""
     element = ELEMENTS[name]
     if element.integral:
         info = np.iinfo(element.plain)
@@ -38,7 +38,7 @@ def extremes(name: str) -> np.ndarray:
 
 
 def of_other_types(name: str) -> list[Any]:
-    """Numbers of a wider type, and Python's, that the dtype cannot hold."""
+    """Return numbers of a wider type and of Python's types, which must be converted."""
     if ELEMENTS[name].integral:
         return [[3.0, 2.0]]
     tiny = np.array([1e-320, 1e-46, 1e-9, 1.0, np.nan])
@@ -70,7 +70,7 @@ def test_calls_do_not_raise_under_numpys_seterr_raise(name: str) -> None:
         found = []
         for gradient in (extremes(name), *of_other_types(name)):
             rows = np.zeros(len(gradient), np.int64)
-            rows[1::2] = range(1, 1 + len(rows[1::2]))  # the others repeat
+            rows[1::2] = range(1, 1 + len(rows[1::2]))  # all others are 0
             with (
                 shmacc.ConditionalAccumulator(name, reduction_type=reduction) as dense,
                 shmacc.SparseConditionalAccumulator(name, reduction_type=reduction) as sparse,

@@ -1,7 +1,7 @@
-"""A system call is always refused: the operation raises a clear error, or works without it.
+"""If a system call is always refused, operations raise a clear error or work without the call.
 
 The refusal comes from seccomp or a filesystem. Nobody waits for ever, nothing is removed or lost
-because a question had no answer, and no process aborts.
+because the kernel did not answer a question, and no process aborts.
 """
 
 import errno

@@ -124,7 +124,7 @@ def test_a_removed_semaphore_is_made_again() -> None:
         assert acc.apply_grad(range(50), np.ones((50, 2)))
         findings = inspection.check("removed")
         assert any("semaphore is missing" in finding.problem for finding in findings)
-        # These make another semaphore, and this process keeps the one that has lost its name.
+        # These processes make another semaphore; this one keeps the semaphore without a name.
         with Apart(_apply_many, 0) as one, Apart(_apply_many, 25) as other:
             for _ in range(300):
                 assert acc.apply_grad(range(50), np.ones((50, 2)))
@@ -155,7 +155,7 @@ def _remove_semaphores(*, pipe: Pipe) -> None:
 
 
 def test_a_semaphore_may_disappear_while_it_is_opened() -> None:
-    """One process unlinks while another cleans the new semaphore."""
+    """Another process removes each semaphore as soon as it appears."""
     with Apart(_remove_semaphores).ready() as remover:
         opened = 0
         while opened < 200 or not remover.pipe.poll():
@@ -170,7 +170,7 @@ def test_a_semaphore_may_disappear_while_it_is_opened() -> None:
 
 
 def _wait_until_truncated(call: Callable[[Any], Any], *, pipe: Pipe) -> str:
-    """The pages are gone: a wait must not touch them on its way out, which would be SIGBUS."""
+    """Wait until the file is truncated. Touching a lost page would raise SIGBUS."""
     acc = shmacc.attach("removed")
     pipe.say("waits")
     with pytest.raises(errors.DataLossError) as raised:
@@ -189,16 +189,16 @@ CALLS = {
     ("call", "doing", "lanes"),
     [
         *((call, "waits for the lock", 1) for call in CALLS),
-        ("take", "waits for the lock", 2),  # with the first lane's lock, for the second one's
+        ("take", "waits for the lock", 2),  # has the first lane's lock, waits for the second's
         ("take", "waits in the queue", 1),
     ],
 )
-def test_a_wait_for_a_file_that_is_truncated_ends(call: str, doing: str, lanes: int) -> None:
+def test_a_wait_ends_when_the_segments_file_is_truncated(call: str, doing: str, lanes: int) -> None:
     with ConditionalAccumulator("float32", (), "removed", lanes=lanes), ExitStack() as stack:
         if doing == "waits for the lock":
             stack.enter_context(held("removed", layout.lane_byte(lanes - 1)))
         with Apart(_wait_until_truncated, CALLS[call]).ready() as waiter:
-            # Once awake it would go on in its operation, and die at the first page that it touches.
+            # If it were awake, it would go on, and die at the first page that it touches.
             until(lambda: sleeps_in("removed", waiter.pid, doing))
             os.truncate(segment(), 0)
             assert "truncated" in waiter.result()
@@ -223,7 +223,7 @@ def test_an_apply_by_a_contributor_to_a_truncated_file_is_refused() -> None:
 
 
 def _begin_until_truncated(*, pipe: Pipe) -> set[str]:
-    """Begin applies in more and more threads; one at a time waits for the other process."""
+    """Start threads that apply, until one ends. Only one at a time waits for the other process."""
     acc: Any = shmacc.attach("removed")
     ends: list[str] = []
     threads: list[threading.Thread] = []
@@ -245,7 +245,7 @@ def _begin_until_truncated(*, pipe: Pipe) -> set[str]:
     return set(ends)
 
 
-def test_waits_of_many_threads_for_a_file_that_is_truncated_end() -> None:
+def test_waits_of_many_threads_end_when_the_file_is_truncated() -> None:
     with ConditionalAccumulator("float32", (), "removed"), held("removed"):
         with Apart(_begin_until_truncated).ready() as waiter:
             os.truncate(segment(), 0)

@@ -1,7 +1,7 @@
 """Another thread changes the row numbers while a call waits for the lock: the call uses a copy.
 
-They are checked when the call begins, and used several times under the lock. There, nothing is read
-that Python can still write to.
+Row numbers are checked when the call begins, and used several times under the lock. Under the lock,
+nothing is read that Python code can still change.
 """
 
 import os
@@ -70,7 +70,7 @@ class OnlyArray:
         self.array = array
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Give the array itself."""
+        """Return the array itself, not a copy."""
         return self.array
 
 
@@ -119,7 +119,7 @@ def test_an_apply_of_a_partial_does_not_see_changed_counts() -> None:
 @pytest.mark.parametrize("number", range(len(WRITTEN)))
 @apart()
 def test_an_update_does_not_see_changed_row_numbers(number: int) -> None:
-    """Not even those that a round returned: after a death, the right rows are put back."""
+    """This holds for a round's own row numbers, too: an undo after a death needs the right rows."""
     zeros = np.zeros((10, 2), np.float32)
     with training({"t": zeros}, optim.SGD(1), ("params", None), sparse=["t"]) as (params, group):
         group.apply({"t": (ROWS, ones())}, 0)

@@ -1,7 +1,7 @@
 """In a full /dev/shm, a damaged segment harms nobody but its own users.
 
-A reader must not allocate what the segment claims to hold, since there is no space. And its error
-must not keep anybody from the other segments, from cleaning up, or from removing it.
+A reader must not allocate what the segment claims to hold, since there is no space. The reader's
+error must not prevent the use of other segments, cleaning up, or the segment's removal.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ DAMAGES: Final[dict[str, Damage]] = {
 
 
 def make(name: str) -> SparseConditionalAccumulator:
-    """Make an accumulator of sums with one gradient; return it and a second gradient's rows."""
+    """Make an accumulator of sums, take two gradients, and apply a third one."""
     acc = SparseConditionalAccumulator("f4", None, name, reduction_type="SUM")
     apply(acc)
     apply(acc)
@@ -118,7 +118,7 @@ def _clean() -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 @apart(shm=SIZE)
 def test_a_damaged_segment_harms_no_other(damage: str) -> None:
-    """Half of them are damaged at rest, half while a process is attached."""
+    """Half of the damages happen at rest, half while a process is attached."""
     with make("sound") as sound, Apart(_stay).ready() as staying:
         if list(DAMAGES).index(damage) % 2 == 0:
             staying.finish()

@@ -55,7 +55,7 @@ def test_creating_arrays_in_nearly_full_memory_succeeds_or_raises() -> None:
             assert testing.leaked_names() == ()
             assert free_bytes() == room
         else:
-            params["zeros"][:] = 3  # all of it is there
+            params["zeros"][:] = 3  # all its memory is reserved
             params["given"] += params["zeros"]
             assert set(params["given"].tolist()) == {4}
             params.unlink()
@@ -79,7 +79,7 @@ def _refused() -> errors.ResourceExhaustedError:
 @needs_listener
 @apart(shm=SIZE)
 def test_arrays_that_cannot_fit_together_are_refused_before_memory_is_full() -> None:
-    """Each alone would fit."""
+    """Each of the three arrays alone would fit."""
     reserved: list[int] = []
 
     def see(call: Reservation) -> int:
@@ -190,7 +190,7 @@ def test_arrays_truncated_while_in_use_raise_when_read_again() -> None:
     with pytest.raises(errors.DataLossError):
         inspection.describe(NAME)
     params.close()
-    del kept  # not looked at: that would be SIGBUS
+    del kept  # reading it would be a SIGBUS
     inspection.remove(NAME, force=True)
 
 
@@ -201,7 +201,7 @@ def test_missing_pages_in_full_memory_raise(*, made_up_for: bool) -> None:
     params = SharedArrays({"a": TensorSpec((MIB,), "uint8")}, NAME)
     with SegmentFile(path()) as file:
         size = path().stat().st_size
-        if made_up_for:  # by as many pages elsewhere
+        if made_up_for:  # the file gets as many pages elsewhere
             file.write(6 * layout.REGION_SPAN, bytes(MIB))
         file.resize(8 * layout.REGION_SPAN)  # the array's pages are gone
         file.resize(size)

@@ -64,7 +64,7 @@ def test_a_creator_killed_at_any_system_call_made_all_or_nothing(record_property
 
 
 def nameless_bytes() -> int:
-    """How much memory this process's new file has that has no name yet."""
+    """Return the bytes of this process's new file, which has no name yet."""
     for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208  descriptors
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/shm/#"):  # noqa: PTH115, S108
@@ -76,7 +76,7 @@ def nameless_bytes() -> int:
 
 @pytest.mark.parametrize("given", [False, True], ids=["zeros", "contents"])
 def test_a_handler_that_raises_while_arrays_are_made_leaves_nothing(given: bool) -> None:
-    """Other threads go on, or this one would never receive it."""
+    """Other threads must run meanwhile; otherwise the signal would never be sent."""
     half = LARGE // 2 if given else 1
     contents: Any = np.zeros(LARGE, np.uint8) if given else TensorSpec((LARGE // 4,))
 

@@ -15,10 +15,10 @@ from helpers.support import AlarmError, soon, until
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
 
-# The test runner's own time limit is an alarm, too: so all of these happen in other processes.
+# The test runner's own time limit is an alarm, too, so all waits are in other processes.
 pytestmark = pytest.mark.threads
 
-AT_ONCE: Final = 0.1  # what is promised
+AT_ONCE: Final = 0.1  # seconds, as documented
 # No wait here ends by itself.
 LONG_TIMEOUT: Final = 3600.0
 
@@ -141,9 +141,9 @@ def test_a_signal_ends_a_wait_for_the_step(
     check_breaks(acc, lambda: acc.wait_step(0, timeout=how), number, "waits for the step")
 
 
-@pytest.mark.beyond_tsan  # it holds signals back
+@pytest.mark.beyond_tsan  # ThreadSanitizer delays signals
 def test_a_signal_ends_a_wait_for_the_name(acc: ConditionalAccumulator) -> None:
-    """A stopped process is opening or removing it."""
+    """A stopped process holds the name's lock, as it would while it opens or removes."""
     calls = {signal.SIGINT: lambda: shmacc.attach("acc"), signal.SIGUSR1: acc.unlink}
     with held("acc", layout.NAME_BYTE):
         for number, call in calls.items():
@@ -242,7 +242,7 @@ def _use_it_while_waiting_for_the_lock(acc: ConditionalAccumulator, *, pipe: Pip
 
 
 def test_a_handler_may_use_the_handle_of_its_threads_wait(acc: ConditionalAccumulator) -> None:
-    """The lock is another process's: neither the wait nor its handler may block the other."""
+    """Another process has the lock; neither the wait nor the handler may block the other."""
     with held("acc") as holder, Apart(_use_it_while_waiting_for_the_lock, acc) as waiting:
         waiting.hear()
         until(lambda: activity("acc", waiting.pid) == "waits for the lock")

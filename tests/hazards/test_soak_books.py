@@ -29,7 +29,7 @@ PLAN: Final = Plan(
 
 
 class Sound:
-    """An accumulator; a subclass with a function below as its method is faulty."""
+    """A correct accumulator; tests replace one of its methods by a faulty function from below."""
 
     def __init__(self, plan: Plan) -> None:
         self.acc = plan.create("soak")
@@ -41,7 +41,7 @@ class Sound:
 
     @property
     def faulty(self) -> bool:
-        """Whether this is the apply with the fault."""
+        """Return whether this is the apply with the fault."""
         return self.applies == 12
 
     def apply_grad(self, *gradient: Any, **terms: Any) -> bool:
@@ -71,7 +71,7 @@ def _in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def campaign(make: type[Sound], plan: Plan = PLAN) -> Findings:
-    """Make some rounds of some gradients each, without processes."""
+    """Make ROUNDS rounds of EACH gradients in this process, and audit the books."""
     books, broken = Books(2), make(plan)
     with broken.acc:
         for number in range(ROUNDS * EACH):
@@ -108,7 +108,7 @@ def adds_elsewhere(self: Sound, gradient: dict[str, Any], step: int, **terms: An
 
 
 def forgets(self: Sound) -> Any:
-    """A row that gradients share is not in what is taken, nor in its counts."""
+    """A row that gradients share is missing from a take's result."""
     taken = Sound.take(self)
     rows = taken["means of rows"]
     rest = {field: getattr(rows, field)[1:] for field in ("indices", "values", "row_counts")}
@@ -117,7 +117,7 @@ def forgets(self: Sound) -> Any:
 
 
 def adds_halves(self: Sound) -> Any:
-    """A number of what is taken is not the sum."""
+    """One number in a take's result is not the sum."""
     taken = Sound.take(self)
     taken["rows"].values[3, 1] += 1
     return taken
@@ -132,7 +132,7 @@ def loses(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> boo
 
 
 def takes_twice(self: Sound) -> Any:
-    """Taken gradients stay."""
+    """A take leaves its gradients in the accumulator."""
     if self.takes == 1:
         self.takes += 1
         taken = self.acc.snapshot()
@@ -149,7 +149,7 @@ def repeats(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> b
 
 
 def accepts_what_is_stale(self: Sound, gradient: dict[str, Any], step: int, **terms: Any) -> bool:
-    """A gradient is in a round that came later than its own."""
+    """A stale gradient is added to a later round."""
     if self.faulty:
         self.take()
         step = NEVER_STALE
@@ -174,7 +174,7 @@ def forgets_a_contributor(self: Sound) -> Any:
     ("apply", repeats, "repeated"), ("apply", accepts_what_is_stale, "misplaced"),
     ("apply", refuses_what_it_adds, "misplaced"), ("take", forgets_a_contributor, "miscounted"),
 ])  # fmt: skip
-def test_a_fault_is_found(method: str, faulty: Callable[..., Any], fault: str) -> None:
+def test_the_books_show_each_fault(method: str, faulty: Callable[..., Any], fault: str) -> None:
     assert campaign(type("Faulty", (Sound,), {method: faulty})).counts[fault] > 0
 
 
@@ -191,8 +191,8 @@ def test_a_wrong_counter_is_found(field: str) -> None:
     assert found.faults == found.counts["miscounted"] > 0
 
 
-def test_a_round_that_is_given_up_must_be_whole_in_the_next_take() -> None:
-    """The chief noted the round in its block, and did not consume it."""
+def test_gradients_that_vanish_after_a_round_was_given_up_count_as_lost() -> None:
+    """The chief noted the round in its block, but did not consume it."""
     books, acc = Books(2), PLAN.create("soak")
     with acc:
         for number in range(EACH):

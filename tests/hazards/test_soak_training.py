@@ -11,14 +11,14 @@ from shmacc import AccumulatorGroup, Parameters
 
 WORKERS: Final = 3
 ROUNDS: Final = 30
-WRONG: Final = 17  # the round that something is wrong with; 12 and 25 are skipped
+WRONG: Final = 17  # the faulty round; rounds 12 and 25 are skipped
 
 
 class Sound:
     """A run in one process; subclasses make it faulty."""
 
     def __init__(self) -> None:
-        """Make what a campaign makes."""
+        """Make the segments that a campaign makes."""
         self.training = Training(WORKERS)
         self.group = AccumulatorGroup.attach("soak")
         self.params = Parameters.attach("soak.parameters")
@@ -116,7 +116,7 @@ class WritesHalf(Sound):
     (Loses, "lost"), (Doubles, "doubled"), (UpdatesTwice, "updated twice"),
     (SkipsOne, "not updated"), (ReadsEarly, "torn"), (WritesHalf, "torn"),
 ])  # fmt: skip
-def test_a_fault_is_found(make: Callable[[], Sound], fault: str) -> None:
+def test_the_audit_shows_each_fault(make: Callable[[], Sound], fault: str) -> None:
     found = make().run()
     assert found.counts[fault] > 0
     of_rounds = {"lost", "doubled", "updated twice", "not updated"} - {fault}

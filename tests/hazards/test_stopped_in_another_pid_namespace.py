@@ -1,7 +1,7 @@
-"""A lock's owner in another pid namespace is known to be alive, or dead, without its pid.
+"""Whether a lock's owner in another pid namespace is alive is known without its pid.
 
 Each process of these tests is process 1 of its own namespace; only the test itself is outside.
-What `shmacc-inspect` shows of them is in tests/inspection/test_elsewhere.py.
+What `shmacc-inspect` shows of such processes is in tests/inspection/test_elsewhere.py.
 """
 
 import os
@@ -39,14 +39,14 @@ import shmacc
 from shmacc import NEVER_STALE, ConditionalAccumulator, inspection
 from shmacc._base import names
 
-MINUTE: Final = 60.0  # a machine that has just started has been up for as long
+MINUTE: Final = 60.0  # even a machine that just started has been up for this long
 
 pytestmark = [needs_ptrace, stepping_namespaces.needs_pid_namespaces]
 
 
 @pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGKILL])
 def test_a_lock_in_another_namespace_is_held_until_its_owner_dies(fate: signal.Signals) -> None:
-    """Processes wait in this namespace, and in one where the owner's pid is another process's."""
+    """Processes wait in this namespace, and in one where the owner's pid names another process."""
     step = middle(APPLYING)
     with (
         stepping_namespaces.elsewhere(stepping_namespaces.stop, APPLYING.act, step) as owner,
@@ -69,7 +69,7 @@ def test_a_lock_in_another_namespace_is_held_until_its_owner_dies(fate: signal.S
 
 
 def test_a_pid_is_the_one_in_this_namespace_or_is_marked_as_foreign() -> None:
-    """The kernel gives the pid in the reader's namespace; sideways there is none."""
+    """The kernel gives the pid in the reader's namespace; a sibling namespace has no such pid."""
     step = middle(APPLYING)
     with stepping_namespaces.elsewhere(stepping_namespaces.stop, APPLYING.act, step) as owner:
         until(lambda: inspection.describe(NAME).lock.condition == "stopped")
@@ -89,7 +89,7 @@ def test_a_pid_is_the_one_in_this_namespace_or_is_marked_as_foreign() -> None:
 
 
 def _backdate_the_operation() -> None:
-    """Pretend that the only process began it when the machine was started."""
+    """Pretend that the only process began its operation when the machine was started."""
     (process,) = inspection.describe(NAME).processes
     place = layout.region("participants") + process.entry * 128
     scribble(Path(path()), place + layout.Participant.seen_ns.offset, struct.pack("<q", 1))

@@ -1,8 +1,8 @@
-"""A process that is stopped while it owns the lock owns it until it goes on or dies.
+"""A process that is stopped while it owns the lock keeps the lock until it continues or dies.
 
 A stopped take keeps its place in the queue, and gradients are accepted again after a grace period.
 A process that is stopped while it attaches delays only those that want to attach or unlink: they
-get an error after a while, because only it may decide on the name.
+get an error after a while, because only the stopped process may decide about the name.
 """
 
 import signal
@@ -66,7 +66,7 @@ def test_no_process_gets_the_lock_while_its_owner_is_stopped(scene: Scene) -> No
             first = taker.result()
             assert inspection.describe(NAME).stats.recoveries == 0
     left = what_is_left()
-    # The owner has what it takes.
+    # What the owner takes is not in `left`.
     expected, count = (whole(FIRST, SECOND, THIRD), 3) if scene is APPLYING else (whole(THIRD), 1)
     assert first.count + left.count == count
     np.testing.assert_array_equal(taken(first, left), expected)
@@ -84,7 +84,7 @@ def test_a_stopped_owner_that_is_killed_is_dead() -> None:
 
 @contextmanager
 def goes_on() -> Iterator[None]:
-    """The owner goes on after the block, and all is as if it had never been stopped."""
+    """Stop the lock's owner during the block; check that its operation then ends as usual."""
     with stopped_half_way(APPLYING) as owner:
         yield
         owner.resume()
@@ -136,7 +136,7 @@ def test_processes_look_attach_and_leave_while_the_locks_owner_is_stopped() -> N
 
 
 def add_often(times: int) -> list[tuple[float, float]]:
-    """Add the third gradient so often; return how long each apply took and slept."""
+    """Add the third gradient `times` times; return how long each apply took and slept."""
     seconds = []
     acc: Any = shmacc.attach(NAME)
     with acc:
@@ -151,13 +151,13 @@ def test_a_stopped_take_keeps_its_place_in_the_queue() -> None:
     APPLYING.prepare().write(path())
     with queued((take, 3), (take, 1)) as (first, second):
         first.signal(signal.SIGSTOP)
-        # With the first one's number reached, it would take at once; so it is waited for, but
-        # only for a while, and only once.
+        # Two applies complete the first take's number, so the third apply waits for that take to
+        # run, but only for a while. Later applies do not wait.
         seconds = run_apart(add_often, 5)
         assert max(sleeping for _, sleeping in (*seconds[:2], *seconds[3:])) < 0.9
         assert seconds[2][0] > 0.9
         assert seconds[2][1] < 1.9
-        # No other take gets the stopped one's gradients.
+        # No other take gets the stopped take's gradients.
         with others((take_in_vain, 1, 0.1)) as (hasty,):
             hasty.result()
         assert not second.pipe.poll()

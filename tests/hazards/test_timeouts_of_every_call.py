@@ -120,11 +120,11 @@ def test_a_call_ends_by_its_timeout_while_a_stopped_process_has_the_lock(
                     make(it, state, path, timeout=timeout)
         assert content(it) == before
         assert path.read_bytes() == saved
-        make(it, state, path, timeout=LONG)  # nothing of it was left half done
+        make(it, state, path, timeout=LONG)  # the calls that timed out left nothing half done
         it.unlink()
 
 
-def test_a_gradient_that_does_not_fit_ends_by_its_timeout() -> None:
+def test_an_apply_of_a_wrong_shape_ends_by_its_timeout() -> None:
     """The gradient may be stale, which the call can see only under the lock."""
     gradient = [1], np.ones((1, 3), np.float32)
     with KINDS["sparse"](NAME) as acc:
@@ -135,7 +135,7 @@ def test_a_gradient_that_does_not_fit_ends_by_its_timeout() -> None:
         acc.unlink()
 
 
-# Public methods in neither list.
+# Public methods that are in neither dict above.
 ELSEWHERE: Final = {
     *("apply_grad", "apply_indexed_slices_grad", "take_grad", "take_indexed_slices_grad"),
     "attach",  # test_attach_timeout.py

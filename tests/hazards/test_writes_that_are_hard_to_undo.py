@@ -47,7 +47,7 @@ def lock_all(_: Any, what: int = _CURRENT | _FUTURE) -> None:
 
 
 def flags_of(array: Any) -> list[str]:
-    """The kernel's flags of the array's mappings: "lo" if they are locked."""
+    """Return the kernel's flags of the array's mappings: "lo" if they are locked."""
     flags, inside = [], False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, last = line.partition(" ")[0].partition("-")
@@ -111,7 +111,7 @@ def _write_and_pin(made: Any) -> None:
         place = (ctypes.c_size_t * 2)(array.ctypes.data, 4096)
 
         def write() -> None:
-            # The main thread does not look until the page of this process is in the pipe, too.
+            # The main thread checks only after this process's page is in the pipe, too.
             with_gil.memset(ctypes.c_void_p(array.ctypes.data), 255, ctypes.c_size_t(array.nbytes))
             assert with_gil.vmsplice(writer, place, 1, 0) == 4096
             gate.release()
@@ -141,7 +141,7 @@ def _write_at_the_limit() -> bool:
         shmacc.SharedArrays.attach(NAME) as shared,
     ):
         array = made["emb"]
-        lock_all(None, _FUTURE)  # of what comes: the other mapping
+        lock_all(None, _FUTURE)  # locks every later mapping
         read = shared["emb"]
         status = Path("/proc/self/status").read_text()
         limit = (int(status.partition("VmLck:")[2].split()[0]) << 10) + (2 << 20)
@@ -156,7 +156,7 @@ def _write_at_the_limit() -> bool:
 
 @needs_denials
 def test_a_write_is_undone_though_locked_memory_is_at_its_limit(namespace: str) -> None:  # noqa: ARG001
-    """Old and new pages together would exceed it, so the old ones are unlocked first."""
+    """Old and new pages together would exceed the limit, so the old ones are unlocked first."""
     if not run_apart(_write_at_the_limit, uid=4711 if os.geteuid() == 0 else None):
         pytest.skip("the limit of locked memory is too low")
 
@@ -177,7 +177,7 @@ SETS: Final = [
 
 
 def _is_undone(denied: tuple[str, ...], *, locked: bool, is_open: bool) -> bool:
-    """Whether one of the ways to undo is left."""
+    """Return whether a way to undo the write is left."""
     unlocked_alike = "MADV_DONTNEED" not in denied and not (locked and "munlock" in denied)
     dropped = "MADV_DONTNEED_LOCKED" not in denied or unlocked_alike
     return ("mprotect" not in denied and dropped) or (is_open and "mmap" not in denied)

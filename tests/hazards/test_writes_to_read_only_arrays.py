@@ -110,7 +110,7 @@ def test_a_write_in_a_forked_child_raises(source: tuple[Any, str]) -> None:
     same_bits(array, before)
 
 
-def test_the_exception_is_not_taken_for_the_running_calls_error(source: tuple[Any, str]) -> None:
+def test_a_write_during_a_call_raises_the_writes_error(source: tuple[Any, str]) -> None:
     array, name = source
 
     class Writes:
@@ -176,7 +176,7 @@ NO_MEMORY: Final = "resource.setrlimit(resource.RLIMIT_DATA, (0, 0))"
 def run(
     write: str, before: str = "", after: str = "", environment: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a program that does this before and after it gets a read-only array; return its end."""
+    """Run PROGRAM with these statements; return its status and what it wrote to stderr."""
     text = textwrap.dedent(PROGRAM).format(before=before, name=NAME, after=after, write=write)
     program = subprocess.run(
         [sys.executable, "-P", "-c", text],
@@ -195,7 +195,7 @@ def test_a_program_that_writes_ends_by_an_exception() -> None:
 
 
 def test_a_write_that_cannot_be_undone_prints_a_sentence() -> None:
-    """Without memory for the pages the process dies as it would have."""
+    """Without memory for its own pages, the process dies as it would without the library."""
     status, complaint = run(WRITE, after=NO_MEMORY)
     assert status == -signal.SIGSEGV
     assert complaint.startswith(f"shmacc: Array 'emb' of parameters '{NAME}' is read-only")
@@ -223,9 +223,9 @@ def test_a_python_handler_of_the_signal_is_called() -> None:
     assert (status, complaint) == (3, "")
 
 
-# --- when it comes --------------------------------------------------------------------------------
+# --- when the error comes -------------------------------------------------------------------------
 
-# An operator is no call: Python looks for what is pending at the next one.
+# An operator is no call: Python raises the pending error at the next call.
 FORKING: Final = """
 ran = []
 def hook():
@@ -249,14 +249,14 @@ WRITE_AND_FORK: Final = """
 
 
 def test_a_write_before_a_fork_breaks_no_hook_and_raises_in_the_parent() -> None:
-    """Python drops exceptions of fork hooks, which other libraries rely on."""
+    """Python drops exceptions in fork hooks, and other libraries rely on their hooks."""
     status, complaint = run(WRITE_AND_FORK.strip(), before=FORKING.strip())
     assert status == 1, complaint
     assert "Exception ignored" not in complaint
     assert complaint.rstrip().endswith("The write was undone")
 
 
-SURVIVES: Final[dict[str, tuple[str, str]]] = {  # before and after it gets the array
+SURVIVES: Final[dict[str, tuple[str, str]]] = {  # before and after the program gets the array
     "an ignored signal": (
         "signal.signal(signal.SIGSEGV, signal.SIG_IGN)",
         "os.kill(os.getpid(), signal.SIGSEGV)",
@@ -267,7 +267,7 @@ SURVIVES: Final[dict[str, tuple[str, str]]] = {  # before and after it gets the 
 
 
 @pytest.mark.parametrize("what", SURVIVES)
-def test_the_guard_still_works_after_each_of_these_actions(what: str) -> None:
+def test_the_guard_still_works_after_changes_of_the_signals_handler(what: str) -> None:
     before, after = SURVIVES[what]
     status, complaint = run(WRITE, before, after)
     assert (status, "The write was undone" in complaint) == (1, True), complaint
@@ -279,7 +279,7 @@ def _write_as_the_first_process() -> None:
 
 
 def _send_and_write() -> tuple[int, int]:
-    faulthandler.disable()  # pytest's
+    faulthandler.disable()  # pytest had enabled it
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     with shmacc.Parameters({"emb": TABLE}) as params:
         array = params["emb"]
@@ -298,7 +298,7 @@ def test_the_guard_survives_a_signal_to_process_1_of_a_container() -> None:
     run_apart(apart)
 
 
-# --- without it -----------------------------------------------------------------------------------
+# --- without the guard ----------------------------------------------------------------------------
 
 CAUGHT: Final = (
     "assert int(open('/proc/self/status').read().partition('SigCgt:')[2].split()[0], 16)"

@@ -19,7 +19,7 @@ Both = dict[str, Any]
 
 @pytest.fixture
 def both() -> Iterator[Both]:
-    """Parameters, and a group of sums of their gradients."""
+    """Yield parameters and a group that sums their gradients."""
     with (
         Parameters({"a": np.zeros((4, 2)), "b": np.ones(3)}, optimizer=optim.Adam(0.1)) as params,
         AccumulatorGroup(params.member_specs(["a"]), reduction_type="SUM") as group,
@@ -29,7 +29,7 @@ def both() -> Iterator[Both]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where to save."""
+    """Return the path of the checkpoint."""
     return tmp_path / "checkpoint.npz"
 
 
@@ -58,10 +58,10 @@ TEXTS: Final = {
 
 
 @pytest.mark.parametrize(("optimizer", "written"), TEXTS.items(), ids=repr)
-def test_an_optimizers_text_in_a_state_stays(
+def test_a_saved_state_has_the_documented_text_of_its_optimizer(
     optimizer: optim.Optimizer | None, written: str
 ) -> None:
-    """The text is a format: saved files have it. It leaves out options that are off."""
+    """The text must never change, since saved files contain it. It omits options that are off."""
     with Parameters({"a": np.ones(3)}, optimizer=optimizer) as params:
         state = params.state()
         assert state["specs"].tolist() == [f"float64 [3] {written}"]
@@ -69,7 +69,7 @@ def test_an_optimizers_text_in_a_state_stays(
         assert params["a"].tolist() == [2.0] * 3
 
 
-def test_options_of_optimizers_must_agree() -> None:
+def test_a_state_with_other_options_of_the_optimizer_is_refused() -> None:
     given = (
         *(optim.Adam(0.1), optim.Adam(0.1, weight_decay=0.1), optim.Adam(0.1, as_torch=True)),
         *(optim.Adam(0.1, constraint=optim.Clip(-1, high)) for high in (1, 2)),
@@ -86,7 +86,7 @@ def test_options_of_optimizers_must_agree() -> None:
                         params.restore(state)
 
 
-def test_a_run_goes_on_from_where_it_was_saved(both: Both, path: Path) -> None:
+def test_a_load_restores_a_run_as_it_was_saved(both: Both, path: Path) -> None:
     one_round(both, 1)
     apply(both, 2)  # pending
     shmacc.save(path, both)
@@ -100,7 +100,7 @@ def test_a_run_goes_on_from_where_it_was_saved(both: Both, path: Path) -> None:
 
 
 @pytest.mark.parametrize("updated", [False, True])
-def test_a_save_in_a_block_has_the_update(both: Both, path: Path, *, updated: bool) -> None:
+def test_a_save_in_a_block_has_the_blocks_update(both: Both, path: Path, *, updated: bool) -> None:
     one_round(both, 1)
     apply(both, 2)
     with both["grads"].round(1) as taken:
@@ -118,7 +118,7 @@ def test_a_save_in_a_block_has_the_update(both: Both, path: Path, *, updated: bo
     assert everything(both) == after
 
 
-def test_a_failed_save_leaves_nothing(both: Both, path: Path) -> None:
+def test_a_failed_save_keeps_the_old_file_and_adds_none(both: Both, path: Path) -> None:
     shmacc.save(path, both)
     before = path.read_bytes()
     both["params"].close()
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_does_not_fit_restores_nothing(both: Both, path: Path)
     assert everything(both) == before
 
 
-def test_other_files_are_refused(both: Both, path: Path) -> None:
+def test_files_that_save_did_not_write_are_refused(both: Both, path: Path) -> None:
     for content in (b"", b"nothing of the kind"):
         path.write_bytes(content)
         with pytest.raises(errors.DataLossError, match=r"no file of shmacc\.save"):
@@ -177,7 +177,7 @@ def test_objects_that_cannot_be_saved_are_refused(both: Both, path: Path) -> Non
     assert not path.exists()
 
 
-def test_any_name_comes_back_from_a_checkpoint(both: Both, path: Path) -> None:
+def test_any_name_can_be_saved_and_loaded(both: Both, path: Path) -> None:
     for name in ("a/b", "a b", "ä", "..", "/", "x" * 300, "a.npy", "file", "x" * 65000):
         what = {name: both["params"], "group": both["grads"]}
         shmacc.save(path, what)
@@ -215,7 +215,7 @@ WRONG: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
-    """Its members are strings, but f-strings show them differently."""
+    """An enum whose members are strings, although f-strings show them differently."""
 
     PARAMS = "params"
 
@@ -240,7 +240,7 @@ def test_a_wrong_state_is_refused_and_changes_nothing(both: Both) -> None:
 
 
 def _damaged(content: bytes) -> Iterator[bytes]:
-    """The file with some bits flipped, and cut off at some places."""
+    """Yield the file with some bits flipped, and cut off at some places."""
     flips = (0x01, 0x80, 0xFF)
     for number, at in enumerate(range(0, len(content), 7 if EVERY_INSTANT else 47)):
         for flip in flips if EVERY_INSTANT else flips[number % 3 :][:1]:
@@ -250,7 +250,7 @@ def _damaged(content: bytes) -> Iterator[bytes]:
 
 
 def test_a_damaged_checkpoint_is_refused_or_restores_the_same(both: Both, path: Path) -> None:
-    """zipfile, zlib and NumPy raise a dozen classes of errors for damage."""
+    """zipfile, zlib and NumPy report damage by a dozen classes of errors."""
     apply(both, 1)
     shmacc.save(path, both)
     whole, saved = path.read_bytes(), everything(both)
@@ -274,8 +274,8 @@ def test_a_damaged_checkpoint_is_refused_or_restores_the_same(both: Both, path: 
     assert came[True] > 0
 
 
-def test_a_damaged_file_of_a_state_is_refused(both: Both) -> None:
-    """``np.load`` reads an array only when it is asked for."""
+def test_a_state_from_a_damaged_savez_file_is_refused(both: Both) -> None:
+    """``np.load`` reads an array only when `restore` uses it, so damage shows late."""
     one_round(both)
     before = everything(both)
     for one in both.values():

@@ -1,4 +1,4 @@
-"""`clip_by_global_norm` is TensorFlow's formula, over rows and tables too."""
+"""`clip_by_global_norm` uses TensorFlow's formula, also for rows and tables."""
 
 import math
 from typing import Any, Final
@@ -9,7 +9,7 @@ import pytest
 import shmacc
 from shmacc import errors, optim
 
-# Norm 13: 3, 4 and 12.
+# The norm of 3, 4 and 12 is 13.
 GRADIENT: Final[dict[str, Any]] = {
     "fc": np.array([3.0, 0.0]),
     "emb": ([4, 1], np.array([[0.0, 4.0], [0.0, 0.0]])),
@@ -36,7 +36,7 @@ def clipped_to(limit: float, factor: float = 1.0) -> tuple[Any, dict[str, Any], 
             before = {name: np.copy(_values(taken[name])) for name in GRADIENT}
             clipped, norm = optim.clip_by_global_norm(taken.without("seen"), limit)
             for name, values in before.items():
-                np.testing.assert_array_equal(_values(taken[name]), values)  # it was not changed
+                np.testing.assert_array_equal(_values(taken[name]), values)  # unchanged
             params.update(taken.only(), gradients=clipped)
         assert params["ids"].ids().tolist() == [2**62]
         found = {"fc": params["fc"].copy(), "emb": params["emb"].copy()}
@@ -61,7 +61,7 @@ def test_the_norm_of_all_members_together_is_limited(limit: float, scale: float)
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
-def test_a_norm_that_is_no_finite_number_makes_all_nan(factor: float) -> None:
+def test_a_norm_that_is_not_finite_makes_all_gradients_nan(factor: float) -> None:
     with np.errstate(invalid="ignore"):
         arrays, _, norm = clipped_to(1.0, factor)
     assert not math.isfinite(norm)
@@ -79,7 +79,7 @@ def test_the_norm_without_gradients_is_0() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_formula_is_tensorflows_in_the_dtype_given(dtype: str) -> None:
-    """Each number is rounded once, from float64."""
+    """Each number is computed in float64 and rounded once."""
     with shmacc.ConditionalAccumulator(dtype, (1000,)) as acc:
         numbers = np.random.default_rng(1).standard_normal(1000)
         acc.apply_grad(numbers)

@@ -1,4 +1,4 @@
-"""copy.deepcopy is refused, because the copy would be the same shared memory."""
+"""copy.deepcopy is refused, because the copy would use the same shared memory."""
 
 import copy
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def test_a_deep_copy_is_refused_and_names_the_ways_to_copy(kind: str) -> None:
             assert handle.shared_name == made.shared_name
 
 
-def test_each_call_that_the_refusal_names_makes_a_copy() -> None:
+def test_the_calls_that_the_error_of_deepcopy_names_make_copies() -> None:
     with MADE["parameters"]() as params, MADE["shared arrays"]() as arrays:
         copies = {name: array.copy() for name, array in arrays.items()}
         copies["a"][:] = 5
@@ -40,7 +40,7 @@ def test_each_call_that_the_refusal_names_makes_a_copy() -> None:
         assert arrays["a"].tolist() == params["a"].tolist() == [1, 1]
 
 
-def test_slots_of_parameters_are_those_of_a_saved_state() -> None:
+def test_slots_equal_those_in_a_saved_state() -> None:
     for shape in ((3, 1), (3, 2), (3, 0), (0, 2), (2, 3, 1), (4,), (1,), ()):
         for optimizer in shmacc.optim.Adagrad(1, rowwise=True), shmacc.optim.Adam(1):
             with shmacc.Parameters({"a": np.ones(shape)}, optimizer=optimizer) as params:

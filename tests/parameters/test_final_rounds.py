@@ -22,7 +22,7 @@ traced = pytest.mark.skipif(refusal() is not None, reason=f"no tracing here: {re
 
 @pytest.fixture(params=[1, 2], ids=["one lane", "two lanes"])
 def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
-    """A group of sums of gradients of one array."""
+    """Yield a group that sums the gradients of one array and has two gradients."""
     with Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1)) as params:
         with AccumulatorGroup(
             params.member_specs(), "group", reduction_type="SUM", lanes=request.param
@@ -36,14 +36,14 @@ def group(request: pytest.FixtureRequest) -> Iterator[AccumulatorGroup]:
 
 @pytest.fixture
 def params(group: AccumulatorGroup) -> Iterator[Parameters]:
-    """The parameters that belong to the group."""
+    """Yield the parameters that belong to the group."""
     del group
     with Parameters.attach("params") as attached:
         yield attached
 
 
 def begin(group: AccumulatorGroup, params: Parameters) -> None:
-    """Be a chief that raises in its block, after its update."""
+    """Run a chief's block that raises after its update."""
     with contextlib.suppress(ZeroDivisionError), group.round(1) as taken:
         params.update(taken)
         raise ZeroDivisionError
@@ -84,7 +84,7 @@ def test_a_death_after_update_keeps_the_round(group: AccumulatorGroup, params: P
     assert (params.step, group.global_step) == (1, 1)
 
 
-def test_advance_step_consumes_the_round(group: AccumulatorGroup, params: Parameters) -> None:
+def test_advance_step_consumes_a_final_round(group: AccumulatorGroup, params: Parameters) -> None:
     begin(group, params)
     before = group.stats()
     assert group.advance_step(0) == 0
@@ -156,7 +156,7 @@ def test_a_waiting_take_gets_the_final_round(group: AccumulatorGroup, params: Pa
 
 
 def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
-    """Leave a round whose update has begun and is not committed: its process dies in between."""
+    """Leave a round whose chief dies after its update began and before the commit."""
     del params
     real = _core.update
 
@@ -182,10 +182,10 @@ def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
 
 
 @traced
-def test_a_save_asks_the_rounds_own_parameters(
+def test_a_save_with_unrelated_parameters_keeps_a_final_round(
     group: AccumulatorGroup, params: Parameters, tmp_path: Path
 ) -> None:
-    """Other parameters in the file may be a step ahead, and are not updated by this round."""
+    """Only the round's own parameters show whether its update was made; others may be ahead."""
     _begun_only(group, params)
     with training({"b": np.zeros(3)}, optim.SGD(1)) as (others, theirs):
         update_once(others, theirs, {"b": np.ones(3)})

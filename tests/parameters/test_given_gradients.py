@@ -19,7 +19,7 @@ from shmacc import errors, init, optim
 ROWS: Final = np.random.default_rng(3).standard_normal((4, 3))
 REPEATED: Final = np.array([5, 1, 5, 3])
 DENSE: Final = np.random.default_rng(4).standard_normal((6, 3))
-# Each is given to an update, and is applied by a worker; both must come to the same, to the bit.
+# Each is passed to an update and, in another run, applied by a worker. Both give the same bits.
 ALIKE: Final[dict[str, tuple[str, Any]]] = {
     "an array": ("dense", DENSE.astype(np.float32)), "float64": ("dense", DENSE),
     "float16": ("dense", DENSE.astype(np.float16)),
@@ -61,7 +61,7 @@ def of_params(taken: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("case", ALIKE)
 def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim.Optimizer) -> None:
-    """The round may have the member, with other numbers and rows, or not."""
+    """The given gradient replaces the round's gradient of this member, if there is one."""
     name, given = ALIKE[case]
     if name == "number" and optimizer == OPTIMIZERS[2]:
         optimizer = optim.Adagrad(0.5)
@@ -87,8 +87,8 @@ def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim
     assert found[0] == found[1] == found[2]
 
 
-def test_takes_return_gradients(both: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
-    """The result may be another accumulator's: sums that this group never had."""
+def test_take_results_may_be_given(both: tuple[shmacc.Parameters, shmacc.AccumulatorGroup]) -> None:
+    """The given result may be a take of another accumulator, whose sums this group never had."""
     params, group = both
     with (
         shmacc.SparseConditionalAccumulator("float32", (None, 3)) as rows,
@@ -140,7 +140,7 @@ def test_bad_gradients_are_refused(both: tuple[shmacc.Parameters, shmacc.Accumul
         for name, given in ALIKE.values():
             with pytest.raises(errors.InvalidArgumentError, match="in values and in gradients"):
                 params.update(of_params(taken), {name: given}, gradients={name: given})
-        assert group.stats().update is None  # not final
+        assert group.stats().update is None  # the round is not final
         assert state_of(params) == before
         assert params.update(of_params(taken), gradients={})
         with pytest.raises(errors.FailedPreconditionError, match="a round has one"):
@@ -162,7 +162,7 @@ def test_views_of_the_arrays_are_read_before_anything_changes(
 
 
 def _die(number: float) -> None:
-    """Be a chief that gives a gradient, and dies before the end of its block."""
+    """Run a chief that passes a gradient to the update, and dies before its block ends."""
     with (
         shmacc.AccumulatorGroup.attach("group") as group,
         shmacc.Parameters.attach("params") as params,
@@ -173,8 +173,8 @@ def _die(number: float) -> None:
         raise SystemExit  # the round stays final
 
 
-def test_a_chief_that_follows_a_dead_one_may_give_other_gradients() -> None:
-    """A complete update is not made again, whatever the next chief gives."""
+def test_gradients_that_the_next_chief_gives_after_a_complete_update_are_ignored() -> None:
+    """A complete update is not repeated, even if the next chief gives other gradients."""
     with training({"w": np.zeros(3)}, optim.SGD(1.0), ("params", "group")) as (params, group):
         group.apply({"w": np.ones(3)}, 0)
         with pytest.raises(SystemExit):
@@ -217,7 +217,7 @@ def test_an_augmented_assignment_changes_a_result_in_place() -> None:
             assert np.all(getattr(record, field) == 1.5), kind
         assert getattr(taken, field) is kept
         if kind == "slices":
-            continue  # as tf.IndexedSlices, it is no frozen record
+            continue  # like tf.IndexedSlices, this class is not frozen
         for name, other in ((field, kept.copy()), (field, None), ("count", 3), ("none", None)):
             with pytest.raises(FrozenInstanceError, match="cannot be set") as caught:
                 setattr(taken, name, other)
@@ -226,7 +226,7 @@ def test_an_augmented_assignment_changes_a_result_in_place() -> None:
             delattr(taken, field)
 
 
-def test_an_update_takes_results_that_were_changed_in_place(
+def test_an_update_uses_results_that_were_changed_in_place(
     both: tuple[shmacc.Parameters, shmacc.AccumulatorGroup],
 ) -> None:
     params, group = both

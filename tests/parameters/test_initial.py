@@ -1,4 +1,4 @@
-"""New rows of tables start with the numbers of the docstrings' formulas, to the bit."""
+"""New rows of tables start with exactly the bits that the docstrings' formulas give."""
 
 import statistics
 from typing import Any
@@ -38,7 +38,7 @@ def test_new_rows_equal_docstrings_formulas_to_the_bit(initial: init.Initial, dt
 
 
 def test_the_model_gives_philoxs_known_answers() -> None:
-    # The known answers of Random123's kat_vectors.
+    # These are the known answers from Random123's file kat_vectors.
     assert [f"{word:08x}" for word in numpy_initial.words(0, np.array([0]), 4)[0].tolist()] == [
         "6627e8d5",
         "e169c58d",

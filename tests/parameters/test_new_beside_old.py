@@ -1,4 +1,4 @@
-"""New parameters with an earlier run's group, and the reverse, raise an error."""
+"""New parameters with an earlier run's group raise an error, and so does the reverse."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from shmacc import (
 STEPS: Final = 10
 MEMBERS: Final = {"w": TensorSpec((3,), "f8"), "loss": TensorSpec((), "f8")}
 
-# Accumulators that name what they have themselves.
+# Accumulators whose members are written out, and not made by `member_specs`.
 OLD: Final[dict[str, Callable[[], Any]]] = {
     "a group": lambda: AccumulatorGroup(MEMBERS, "g"),
     "dense": lambda: ConditionalAccumulator("f8", (3,), "g"),
@@ -72,7 +72,7 @@ async def _round_async(acc: Any) -> None:
         pass
 
 
-# Otherwise each loop would end at once, and the program would exit with status 0.
+# Without an error each of these loops would end at once, and the program with status 0.
 LOOPS: Final[dict[str, Callable[[Any], Any]]] = {
     "running": lambda acc: acc.running,
     "steps": lambda acc: list(acc.steps(timeout=LONG)),
@@ -123,7 +123,7 @@ def test_a_finished_runs_group_is_refused_however_it_was_opened(by: str) -> None
 def test_correct_uses_are_not_refused(tmp_path: Path) -> None:
     run_apart(train, "a group")
     with closing(Parameters.attach("p")) as params, AccumulatorGroup(MEMBERS, "g") as group:
-        assert not group.running  # these are the ones it has trained
+        assert not group.running  # these are the parameters that the group trained
         assert list(group.steps()) == []
         shmacc.save(tmp_path / "end", {"params": params, "group": group})
         with new_parameters("other", unlink_on_close=True):
@@ -138,7 +138,7 @@ def test_correct_uses_are_not_refused(tmp_path: Path) -> None:
         params.unlink()
 
 
-def test_a_finished_run_can_be_trained_on() -> None:
+def test_a_finished_run_can_be_continued() -> None:
     run_apart(train, "a group")
     with closing(Parameters.attach("p")) as params, AccumulatorGroup(MEMBERS, "g") as group:
         group.restore(group.state())
@@ -163,7 +163,7 @@ def test_another_model_may_be_trained_in_the_same_process() -> None:
 
 
 def test_an_unfinished_runs_group_is_refused_with_new_parameters() -> None:
-    """The group's gradients are of other parameters: the first update says so."""
+    """The first update fails, because the group's gradients belong to other parameters."""
     run_apart(lambda: train("a group", finish=False))
     with new_parameters() as params, AccumulatorGroup(MEMBERS, "g") as group:
         assert group.running
@@ -178,7 +178,7 @@ def test_an_unfinished_runs_group_is_refused_with_new_parameters() -> None:
 
 
 def test_the_round_of_another_group_is_refused_and_changes_nothing() -> None:
-    """For example, a generator's and a discriminator's rounds are both open."""
+    """For example, rounds of a generator and of a discriminator may both be open."""
     with (
         new_parameters("generator") as one,
         new_parameters("discriminator") as other,

@@ -94,7 +94,7 @@ def test_row_numbers_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_learning_rate_that_does_not_fit_is_refused() -> None:
-    """Such a rate would be infinite, and infinity times a zero gradient is no number."""
+    """In float32 the rate would be infinite, and infinity times a zero gradient is NaN."""
     one = np.ones((1, 1), np.float32)
     for optimizer in (
         optim.SGD(0.1, 0.9, nesterov=True), optim.Adagrad(0.1), optim.Adagrad(0.1, rowwise=True),
@@ -117,7 +117,7 @@ def test_an_optimizer_whose_numbers_do_not_fit_is_refused() -> None:
         optim.Adagrad(0.1, epsilon=1e39),
         optim.RMSprop(0.1, epsilon=1e39),
         optim.Adam(1e39),
-        optim.Adam(1e38, 0.999, 0.1),  # the correction makes it larger
+        optim.Adam(1e38, 0.999, 0.1),  # the bias correction makes the rate too large
         optim.Adam(0.1, epsilon=1e39),
         optim.AdamW(0.1, weight_decay=1e39),
         optim.Ftrl(1e39),
@@ -136,7 +136,7 @@ def test_an_optimizer_whose_numbers_do_not_fit_is_refused() -> None:
     ids=lambda k: k.__name__,
 )
 def test_a_decoupled_decay_times_the_rate_must_fit(kind: Any) -> None:
-    """For every such optimizer, also future ones; an l2 penalty has no such product."""
+    """This holds for every optimizer with a decoupled decay; an L2 penalty has no such product."""
     array, given = {"a": np.ones(1, np.float32)}, kind(1e37, weight_decay=1e38)
     if not given.decoupled:
         Parameters(array, optimizer=given).close()
@@ -163,7 +163,7 @@ def test_an_initial_value_too_small_for_the_dtype_becomes_0() -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "float32", "bfloat16"])
 def test_an_empty_array_fits_every_dtype(dtype: str) -> None:
-    """`np.array([])` is of float64, as an empty batch often is."""
+    """An empty batch is often `np.array([])`, which has dtype float64."""
     nothing, table = np.array([]), np.zeros((2, 3), bool)
     w: Any = table if dtype == "bool" else TensorSpec((2, 3), dtype)
     empty: list[Any] = [([], []), (nothing, nothing), ((), nothing), (np.zeros(0, int), [])]

@@ -1,4 +1,4 @@
-"""Optimizers compute their docstrings' formulas to the bit, and change a gradient's rows only."""
+"""Optimizers compute exactly their docstrings' formulas, and change only a gradient's rows."""
 
 import pickle
 from typing import Any
@@ -19,8 +19,8 @@ DTYPES, ROWS = ("float32", "float64"), 60
 
 
 @named
-def test_optimizers_equal_numpy(optimizer: optim.Optimizer) -> None:
-    """Rows have several widths, and whole arrays several shapes."""
+def test_optimizers_give_the_bits_of_the_numpy_reference(optimizer: optim.Optimizer) -> None:
+    """Sparse gradients have rows of several widths, dense gradients several shapes."""
     rng = np.random.default_rng(3)
     shapes: dict[str, tuple[int, ...]] = {
         f"rows {width}": (ROWS, width) for width in (1, 3, 16, 100)
@@ -65,8 +65,8 @@ def _same(params: Parameters, name: str, reference: Reference) -> None:
         assert params.slots[name][slot].tobytes() == expected.tobytes(), (name, slot)
 
 
-def test_many_rows_equal_numpy() -> None:
-    """The rows are so many that their old values are streamed past the caches."""
+def test_an_update_of_many_rows_gives_the_bits_of_the_numpy_reference() -> None:
+    """With this many rows, their old values are written past the caches."""
     optimizer, rng = optim.Adam(0.1), np.random.default_rng(1)
     table = rng.standard_normal((9000, 64)).astype(np.float32)
     reference = Reference(optimizer, table)
@@ -81,7 +81,7 @@ def test_many_rows_equal_numpy() -> None:
 
 
 def test_slots_have_the_documented_names_and_shapes() -> None:
-    """Names are TensorFlow's; a rowwise accumulator has one number a row."""
+    """The names are TensorFlow's; a rowwise accumulator has one number for each row."""
     for optimizer, names in (
         (optim.SGD(0.1), []), (optim.SGD(0.1, 0.9), ["momentum"]),
         (optim.Adagrad(0.05), ["accumulator"]), (optim.RMSprop(0.01), ["rms"]),
@@ -96,7 +96,7 @@ def test_slots_have_the_documented_names_and_shapes() -> None:
 
 
 @named
-def test_slots_of_new_rows_start_as_those_of_arrays(optimizer: optim.Optimizer) -> None:
+def test_slots_of_new_rows_start_like_those_of_arrays(optimizer: optim.Optimizer) -> None:
     contents = {"array": np.zeros((1, 4), np.float32), "table": TableSpec((4,))}
     with Parameters(contents, optimizer=optimizer) as params:
         for slot, array in params.slots["array"].items():
@@ -111,7 +111,7 @@ def test_every_optimizer_is_tested() -> None:
     assert {*names, *constraints} <= set(optim.__all__)
 
 
-def test_optimizers_are_values() -> None:
+def test_optimizers_are_equal_after_pickle_repr_and_config() -> None:
     for optimizer in [*ALL, *OF_ROWS]:
         assert eval(repr(optimizer), vars(optim)) == optimizer  # noqa: S307  its own repr
         assert pickle.loads(pickle.dumps(optimizer)) == optimizer
@@ -131,7 +131,7 @@ def test_optimizers_are_values() -> None:
     ids=repr,
 )
 def test_a_constraint_keeps_rows_of_nans_or_zeros(constraint: optim.Constraint, dtype: str) -> None:
-    """A NaN stays, and with a norm that is none its whole row; so do zeros, unless clipped."""
+    """A NaN stays, and so does a row whose norm is not finite. Zeros stay, except with Clip."""
     nan, inf, most = np.nan, np.inf, float(np.finfo(dtype).max)
     rows = np.array(
         [[0, -0.0], [3, -4], [nan, 3], [-3, nan], [inf, 1], [-inf, -1], [most, most], [1e-40, 0]],
@@ -152,7 +152,7 @@ def test_a_constraint_keeps_rows_of_nans_or_zeros(constraint: optim.Constraint, 
 
 
 def test_new_contents_of_an_array_with_a_constraint_are_stored_as_given() -> None:
-    """Until an update changes them: rows that it does not change stay, and none of a skip."""
+    """The constraint applies to rows that a later update changes; a skip changes no row."""
     contents = {"rows": np.ones((4, 2)), "table": TableSpec((2,), "float64")}
     given = np.array([[3.0, 4.0], [6.0, 8.0]])
     with training(contents, optim.SGD(0.0, constraint=optim.UnitNorm()), sparse=["rows"]) as (
@@ -171,7 +171,7 @@ def test_new_contents_of_an_array_with_a_constraint_are_stored_as_given() -> Non
         state = params.state()
         for name in contents:
             np.testing.assert_allclose(params[name][[1, 2]], [[3.0, 4.0], [0.6, 0.8]])
-        params.restore(state)  # with a row that has not the norm
+        params.restore(state)  # one of its rows violates the constraint
         for name in contents:
             np.testing.assert_allclose(params[name][[1, 2]], [[3.0, 4.0], [0.6, 0.8]])
 
@@ -200,14 +200,14 @@ def test_bad_constraints_are_refused() -> None:
     (optim.SGD(0.1, constraint=optim.Clip(-1e300, 1)), "low must be at least -3.4e"),
     (optim.SGD(0.1, constraint=optim.Clip(-1, 1e300)), "high must be at most 3.4e"),
 ], ids=repr)  # fmt: skip
-def test_a_value_that_is_no_optimizer_of_an_array_is_refused(wrong: Any, why: str) -> None:
+def test_a_wrong_optimizer_is_refused(wrong: Any, why: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=why):
         Parameters({"w": np.ones((2, 2), np.float32)}, optimizer=wrong)
 
 
 @pytest.mark.parametrize("constraint", [optim.UnitNorm(), optim.MaxNorm(1.0)], ids=repr)
 @pytest.mark.parametrize("one", [np.ones(3), np.float32(1), TableSpec(())], ids=repr)
-def test_a_norm_of_rows_of_one_number_is_refused(constraint: optim.Constraint, one: Any) -> None:
+def test_a_norm_of_single_number_rows_is_refused(constraint: optim.Constraint, one: Any) -> None:
     contents = {"rows": np.ones((3, 2)), "one": one}
     optimizer = optim.SGD(0.1, constraint=constraint)
     with pytest.raises(errors.InvalidArgumentError, match="two dimensions or more, but 'one' has"):
@@ -236,8 +236,8 @@ def test_bad_numbers_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "rate"), [("float32", 1e-39), ("float64", 1e-310)])
-def test_ftrl_refuses_a_rate_by_which_it_cannot_divide(dtype: str, rate: float) -> None:
-    """The division is in the dtype of the updated arrays."""
+def test_ftrl_refuses_a_rate_too_small_to_divide_by(dtype: str, rate: float) -> None:
+    """The division happens in the dtype of the updated arrays."""
     contents = {"a": np.ones(2, dtype), "b": np.ones(2, dtype)}
     with pytest.raises(errors.InvalidArgumentError, match=r"learning_rate .* Ftrl, and at least"):
         Parameters(contents, optimizer=optim.Ftrl(rate))

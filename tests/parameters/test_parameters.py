@@ -26,7 +26,7 @@ TABLE = np.arange(24, dtype=np.float32).reshape(8, 3)
 
 @pytest.fixture
 def params() -> Iterator[Parameters]:
-    """A table and a vector, with sums of gradients subtracted from both."""
+    """Yield parameters with a table and a vector, which SGD trains, and untrained words."""
     with Parameters(
         {"table": TABLE, "vector": TensorSpec((4,), "float64"), "words": np.arange(3)},
         "params",
@@ -38,7 +38,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture
 def group(params: Parameters) -> Iterator[AccumulatorGroup]:
-    """A group of the gradients of both."""
+    """Yield a group for gradients of the table and the vector."""
     specs = params.member_specs(sparse=["table"])
     del specs["words"]
     with AccumulatorGroup(specs, "group", reduction_type="SUM", unlink_on_close=True) as made:
@@ -46,7 +46,7 @@ def group(params: Parameters) -> Iterator[AccumulatorGroup]:
 
 
 def full(number: float) -> dict[str, Any]:
-    """A gradient of two rows, and of the whole vector."""
+    """Return a gradient for two rows of the table and for the whole vector."""
     return {"table": ([1, 5], np.full((2, 3), number, np.float32)), "vector": np.full(4, number)}
 
 
@@ -66,7 +66,7 @@ def test_an_update_changes_rows_in_place(params: Parameters, group: AccumulatorG
 
 
 def test_patterns_set_learning_rates_of_arrays(params: Parameters, group: AccumulatorGroup) -> None:
-    """Arrays without a pattern keep their optimizer's rate; a rate is for one update."""
+    """Arrays that match no pattern keep their optimizer's rate. A rate holds for one update."""
     one_round(params, group, 1, learning_rate={"ta*": 10})
     np.testing.assert_array_equal(params["table"][1], TABLE[1] - 10)
     vector = params["vector"].copy()
@@ -80,7 +80,7 @@ def test_patterns_set_learning_rates_of_arrays(params: Parameters, group: Accumu
 
 
 def test_patterns_set_the_optimizers_of_arrays() -> None:
-    """The first matching pattern counts; a bracket, as in JAX's names, is no wildcard."""
+    """The first matching pattern decides. A bracket, as in JAX's names, is no wildcard."""
     arrays = dict.fromkeys(["['a']['w']", "['b']['w']", "a", "c.w"], np.ones(2))
     by = {"['b']*": optim.SGD(1), "[*": optim.SGD(2), "a": optim.SGD(3), "*": optim.SGD(4)}
     with Parameters(arrays, optimizer=by) as params:
@@ -183,12 +183,12 @@ def test_a_bad_update_changes_nothing_and_makes_nothing_final(
         wide.apply(gradient, 0)
         with wide.round(1) as taken, pytest.raises(errors.InvalidArgumentError, match=what):
             params.update(taken, values)
-        assert wide.global_step == 1  # the block ended as one without an update
+        assert wide.global_step == 1  # the block ended like one without an update
     np.testing.assert_array_equal(params["table"], TABLE)
     assert params.step == 0
 
 
-def test_only_an_open_round_makes_an_update(params: Parameters, group: AccumulatorGroup) -> None:
+def test_an_update_needs_an_open_round(params: Parameters, group: AccumulatorGroup) -> None:
     group.apply(full(1), 0)
     with group.round(1) as taken:
         pass
@@ -198,7 +198,7 @@ def test_only_an_open_round_makes_an_update(params: Parameters, group: Accumulat
 
 
 def test_an_update_without_gradients_is_refused_with_the_remedy(params: Parameters) -> None:
-    """A chief's mapping of the touched arrays is then empty."""
+    """If no array has a gradient, the chief's mapping is empty and does not show its round."""
     with (
         AccumulatorGroup({"loss": TensorSpec(())}) as group,
         AccumulatorGroup({"loss": TensorSpec(())}) as other,
@@ -218,7 +218,7 @@ def test_an_update_without_gradients_is_refused_with_the_remedy(params: Paramete
     np.testing.assert_array_equal(params["table"], TABLE)
 
 
-def test_parameters_ahead_of_the_round_stay(params: Parameters, group: AccumulatorGroup) -> None:
+def test_an_update_of_an_old_round_is_refused(params: Parameters, group: AccumulatorGroup) -> None:
     group.set_global_step(7)
     one_round(params, group, 1)
     assert params.step == 8
@@ -259,7 +259,7 @@ def test_shared_arrays_are_no_parameters() -> None:
 
 
 @pytest.mark.usefixtures("params")
-def test_attaching_needs_no_optimizer() -> None:
+def test_attached_parameters_have_the_creators_optimizers() -> None:
     with Parameters.attach("params") as again:
         own = {"table": optim.SGD(1), "vector": optim.SGD(0.5, 0.5), "words": None}
         assert again.optimizers == own

@@ -1,8 +1,8 @@
-"""Parameters and the group of their gradients belong together; neither is used with another.
+"""Parameters and the group of their gradients belong together; using either with another fails.
 
-A group that an earlier run left could give new parameters gradients that were computed from the old
-ones, or none at all if that run had finished. A group may also accumulate a loss or a count, which
-is no parameter; an update leaves that out.
+A group that an earlier run left could give new parameters gradients of the old parameters, or no
+gradients if that run had finished. A group may also accumulate a loss or a count, which is no
+parameter; then the update is called without this member.
 """
 
 import contextlib
@@ -37,19 +37,19 @@ def _unlinked() -> Iterator[None]:
 
 
 def made(rows: int = 3, **how: Any) -> Parameters:
-    """Make parameters of so many rows."""
+    """Make parameters with this number of rows."""
     return Parameters({"w": np.zeros(rows)}, PARAMS, optimizer=optim.SGD(1.0), **how)
 
 
 def run(params: Parameters, group: AccumulatorGroup, rounds: int) -> None:
-    """Train for so many rounds, and leave a gradient."""
+    """Train for this number of rounds, and leave a gradient."""
     for _ in range(rounds):
         assert update_once(params, group, {"w": np.ones(3)})
     group.apply({"w": np.ones(3)}, group.global_step)
 
 
 def both_named() -> Any:
-    """Expect an error that names both."""
+    """Expect an error that names both the group and the parameters."""
     return pytest.raises(errors.FailedPreconditionError, match=rf"{GROUP}'.*than '{PARAMS}'")
 
 
@@ -67,7 +67,7 @@ def test_the_constructor_refuses_a_group_of_replaced_parameters(rounds: int, row
 
 
 def test_a_group_of_a_finished_run_is_refused_too() -> None:
-    """The loop of such a group would end at once, and train nothing."""
+    """A training loop over such a group would end at once."""
     with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
         run(params, group, 2)
         group.finish()
@@ -77,7 +77,7 @@ def test_a_group_of_a_finished_run_is_refused_too() -> None:
 
 @pytest.mark.parametrize("specs", ["member_specs", "specs of its own"])
 def test_an_update_refuses_another_parameters_group(specs: str) -> None:
-    """The group may have the specs of these parameters, or others."""
+    """The group's specs may come from `member_specs` or be written out."""
     with made() as params:
         own = params.member_specs() if specs == "member_specs" else {"w": TensorSpec((3,), "f8")}
         with AccumulatorGroup(own, GROUP) as group:
@@ -93,8 +93,8 @@ def test_an_update_refuses_another_parameters_group(specs: str) -> None:
         assert (params.step, params["w"].tolist()) == (0, [0.0] * 3)
 
 
-def test_an_unused_group_belongs_to_the_first_parameters() -> None:
-    """A program may have been started for nothing, and is started again."""
+def test_an_unused_group_may_be_used_with_new_parameters() -> None:
+    """A program may be restarted before it has trained anything."""
     for _ in range(2):
         with made(if_exists="replace") as params:
             AccumulatorGroup(params.member_specs(), GROUP).close()
@@ -120,7 +120,7 @@ def test_a_group_of_two_parameters_is_refused_and_not_made() -> None:
         again.close()
 
 
-def test_a_checkpoint_of_both_makes_others_belong_together(tmp_path: Path) -> None:
+def test_loading_a_checkpoint_of_both_makes_new_ones_belong_together(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
     with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
         run(params, group, 2)
@@ -134,14 +134,14 @@ def test_a_checkpoint_of_both_makes_others_belong_together(tmp_path: Path) -> No
 
 @pytest.fixture
 def params() -> Iterator[Parameters]:
-    """A table and a vector."""
+    """Yield parameters with a table and a vector."""
     with Parameters({"t": np.zeros((4, 2)), "v": np.zeros(3)}, optimizer=optim.SGD(1)) as made:
         yield made
 
 
 @pytest.fixture
 def group(params: Parameters) -> Iterator[AccumulatorGroup]:
-    """A group of the gradients of both, and of the loss."""
+    """Yield a group with gradients of both and two members that are no parameters."""
     specs = params.member_specs(["t"]) | {"loss": TensorSpec((), "f8"), "more": TensorSpec((3,))}
     with AccumulatorGroup(specs) as made:
         full = {"t": ([1], np.ones((1, 2))), "v": np.ones(3), "loss": 0.5, "more": np.ones(3)}
@@ -149,7 +149,7 @@ def group(params: Parameters) -> Iterator[AccumulatorGroup]:
         yield made
 
 
-def test_an_error_names_member_and_remedy(params: Parameters, group: AccumulatorGroup) -> None:
+def test_an_update_with_a_loss_names_a_remedy(params: Parameters, group: AccumulatorGroup) -> None:
     with group.round(1) as taken:
         with pytest.raises(
             errors.InvalidArgumentError, match=r"no array 'loss'.*taken\.without\('loss'\)"
@@ -184,7 +184,7 @@ def test_a_member_may_have_another_arrays_gradient() -> None:
 
 
 class Ending:
-    """Another thread's round, which ends once an update has looked at it so many times."""
+    """Another thread's round, which ends after an update has looked at it `looks` times."""
 
     def __init__(self, given: object, looks: int) -> None:
         self._given = [given] * looks
@@ -215,7 +215,7 @@ def test_another_threads_round_may_end_while_an_update_looks_for_its_own(
         assert params.update({"v": taken["v"]})
 
 
-def test_an_update_is_of_one_open_round_only(params: Parameters, group: AccumulatorGroup) -> None:
+def test_an_update_needs_just_one_open_round(params: Parameters, group: AccumulatorGroup) -> None:
     def refused(taken: Mapping[str, Any]) -> None:
         for call in params.update, params.skip:
             with pytest.raises(

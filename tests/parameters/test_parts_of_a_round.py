@@ -1,4 +1,4 @@
-"""`only` and `without` give a round with fewer members, which an update still knows."""
+"""`only` and `without` give a part of a round, which an update accepts like the round."""
 
 import pickle
 import re
@@ -18,7 +18,7 @@ ONE: Final = np.ones(2)
 
 @pytest.fixture(name="rounds")
 def _rounds() -> Iterator[tuple[shmacc.Parameters, GroupTaken, GroupTaken]]:
-    """Parameters, and two open rounds of groups with members that are none."""
+    """Yield parameters and two open rounds, whose groups have members that are no parameters."""
     arrays = {"w": np.zeros(2), "state": np.zeros(2), "ids": shmacc.TableSpec((2,), "f8")}
     by: Any = {"state": None, "*": optim.SGD(1.0)}
     with shmacc.Parameters(arrays, optimizer=by) as params:
@@ -40,7 +40,7 @@ def test_a_part_is_the_round_with_fewer_members(rounds: Any) -> None:
     for part, names in (
         (taken.only("loss", "w"), ["w", "loss"]),
         (taken.only(), []),
-        (taken.only("seen"), []),  # the group has it, this round has not
+        (taken.only("seen"), []),  # a member of the group without a gradient
         (taken.without("loss", "seen"), ["w", "state", "ids"]),
         (taken.without(), ["w", "state", "ids", "loss"]),
         (taken.without("loss").only("w", "loss"), ["w"]),
@@ -73,8 +73,8 @@ UPDATES: Final[dict[str, tuple[Callable[[Any, Any], bool], float]]] = {
 
 
 @pytest.mark.parametrize("case", UPDATES)
-def test_a_part_of_a_round_can_update_by_its_round(rounds: Any, case: str) -> None:
-    """Although two rounds are open, and the part may have no members."""
+def test_an_update_accepts_a_part_of_a_round(rounds: Any, case: str) -> None:
+    """Two rounds are open, and the part may have no members; the update still knows its round."""
     params, taken, _ = rounds
     update, expected = UPDATES[case]
     assert update(params, taken)
@@ -84,7 +84,7 @@ def test_a_part_of_a_round_can_update_by_its_round(rounds: Any, case: str) -> No
         update(params, taken)
 
 
-def test_rows_missing_from_the_part_stay_in_the_round(rounds: Any) -> None:
+def test_rows_of_a_member_that_the_part_omits_are_not_forgotten(rounds: Any) -> None:
     params, taken, _ = rounds
     assert params.update(taken.only("w"), {"ids": ([7, 8], np.ones((2, 2)))}, forget={"ids": 0})
     assert params["ids"].ids().tolist() == [7, 8]
@@ -115,7 +115,7 @@ REFUSED: Final[dict[str, tuple[Callable[[Any, Any], Any], str]]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_refusal_names_the_call_that_works(rounds: Any, case: str) -> None:
-    """No message names a call that would end the round without its update."""
+    """No message proposes `skip`, which would end the round without its update."""
     params, taken, _ = rounds
     update, way = REFUSED[case]
     with pytest.raises((errors.InvalidArgumentError, errors.FailedPreconditionError)) as error:
@@ -126,7 +126,7 @@ def test_a_refusal_names_the_call_that_works(rounds: Any, case: str) -> None:
     assert params.update(taken.without("loss", "state"))
 
 
-def test_an_empty_mapping_with_a_single_accumulators_round_is_refused_with_the_remedy() -> None:
+def test_an_empty_mapping_with_a_single_accumulators_round_names_the_remedy() -> None:
     sgd = optim.SGD(1.0)
     with (
         shmacc.Parameters({"w": np.zeros(2)}, optimizer=sgd) as params,

@@ -1,4 +1,4 @@
-"""Random programs of rounds, updates, exceptions and checkpoints equal NumPy and a dict."""
+"""Random programs of rounds, updates, errors and checkpoints give a model's results."""
 
 import contextlib
 import copy
@@ -22,22 +22,22 @@ from shmacc import AccumulatorGroup, Parameters, TableSpec, errors, init, optim
 ROWS, SIZE, MOST = 12, 5, 40
 
 rows = st.lists(st.integers(0, ROWS - 1), max_size=6)  # an index may occur twice
-# Few ids, so that they occur again; or many at once, so that the index grows.
+# There are few ids, so that they repeat. `many` adds many at once, so that the index grows.
 ids = st.lists(st.sampled_from([0, 1, 2, 3, 5, 2**31, 2**32 + 1, 2**40, 2**63 - 1]), max_size=6)
 many = st.integers(0, 60)
 numbers = st.integers(-8, 8)
 # An exception ends the chief's block at this point.
 leaves = st.sampled_from(["in order", "in order", "before the update", "after the update"])
 rates = st.sampled_from([None, None, 0.25])
-ages = st.sampled_from([None, 0, 2])  # after how many steps a row is forgotten
+ages = st.sampled_from([None, 0, 2])  # after this many steps a row is forgotten
 
 
 class _Left(Exception):  # noqa: N818  it is no error
-    """Raised to leave a block."""
+    """An exception that leaves a block."""
 
 
 class Rows:
-    """A table as a dict from id to row, with the optimizer's numbers and the last step."""
+    """A model of a table: a dict from id to the row, its slots and its last step."""
 
     def __init__(self, optimizer: optim.Optimizer, spec: TableSpec) -> None:
         """Begin with no rows."""
@@ -56,7 +56,7 @@ class Rows:
         return Reference(self.optimizer, first)
 
     def update(self, gradient: dict[int, npt.NDArray[Any]], step: int, rate: float | None) -> None:
-        """Apply gradients by id."""
+        """Update the rows of the ids that have gradients."""
         self.updates += bool(gradient) or getattr(self.optimizer, "as_torch", False)
         for number, values in gradient.items():
             row = self.row(number)
@@ -71,13 +71,13 @@ class Rows:
 
 
 class Programs(RuleBasedStateMachine):
-    """A group and its parameters; gradients are whole numbers, so that every sum is exact."""
+    """A group, its parameters and their models. Gradients are whole numbers: sums are exact."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pending: list[dict[str, Any]] = []
         self.step = self.params_step = 0
-        self.is_in = False  # the open round is in the parameters, and final
+        self.is_in = False  # the parameters have the pending round's update, so it is final
         self.saved: tuple[Any, ...] | None = None
 
     @initialize(
@@ -199,7 +199,7 @@ class Programs(RuleBasedStateMachine):
     def given_gradients(
         self, given: list[int], indices: list[int], number: int, has: set[str], age: int | None
     ) -> None:
-        """Replace the members' sums; repeated rows are added up."""
+        """Replace gradients of the round in the update; repeated rows are added up."""
         gradient = self._gradient(given, indices, number, has)
         in_round, kept = self._sums("table"), self.pending
         others = [{n: v for n, v in each.items() if n not in gradient} for each in kept]
@@ -220,7 +220,7 @@ class Programs(RuleBasedStateMachine):
     @rule(number=numbers, given=ids, removed=ids)
     @precondition(lambda self: self.pending and not self.is_in)
     def new_contents(self, number: int, given: list[int], removed: list[int]) -> None:
-        """Compute rows without the optimizer; slots stay."""
+        """Set rows to new contents without the optimizer; slots stay."""
         given = list(dict.fromkeys(given))
         if self.spec.max_rows and len({*self.table.rows, *given} - {*removed}) > MOST:
             return
@@ -250,7 +250,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule()
     def advance(self) -> None:
-        """Drop what is pending; this ends a final round whose update is committed."""
+        """Advance the step, which drops pending gradients or ends a final round."""
         self.group.advance_step(self.step + 1)
         self._next()
         self._check()
@@ -258,7 +258,7 @@ class Programs(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.pending and not self.is_in)
     def bad_updates(self) -> None:
-        """Try bad updates: they change nothing, and make nothing final."""
+        """Try bad updates, which must change nothing and make no round final."""
         wrong: tuple[Any, ...] = ({"rows": ([ROWS], np.zeros((1, 3)))}, {"none": 1.0})
         with contextlib.suppress(_Left), self.group.round(1) as taken:
             for values in wrong:

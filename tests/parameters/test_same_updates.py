@@ -1,4 +1,4 @@
-"""Copies of parameters, as several hosts have them, are equal to the bit after the same updates."""
+"""Copies of parameters on several hosts stay equal bit by bit if they make the same updates."""
 
 import ctypes
 import os
@@ -41,7 +41,7 @@ _CONTENTS: Final = {
 
 
 def updates_of(number: int) -> Asked:
-    """Return what an update is asked for: gradients, and rows that go and come again."""
+    """Return the arguments of an update: gradients, and rows that it removes or forgets."""
     rng = np.random.default_rng(number)
     ids = rng.choice(20, 9, replace=False)
     rows = np.sort(rng.choice(8, 4, replace=False))
@@ -57,7 +57,7 @@ def updates_of(number: int) -> Asked:
 
 
 class Copies:
-    """Copies of the same parameters."""
+    """Copies of the same parameters, as several hosts have them."""
 
     def __init__(self, stack: ExitStack, optimizer: optim.Optimizer, number: int = 2) -> None:
         self.all: list[Parameters] = []
@@ -70,7 +70,7 @@ class Copies:
         self.lineage = FIRST
 
     def add(self) -> Parameters:
-        """Return another copy, which has nothing yet."""
+        """Return another copy, which has no state yet."""
         optimizers = by_name(self._optimizer, _CONTENTS)
         made = self._stack.enter_context(Parameters(_CONTENTS, optimizer=optimizers))
         self.all.append(made)
@@ -108,7 +108,7 @@ def test_every_optimizer_is_tried() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
-def test_rounds_and_copies_give_equal_bits(stack: ExitStack, optimizer: optim.Optimizer) -> None:
+def test_copies_give_the_same_bits_as_rounds(stack: ExitStack, optimizer: optim.Optimizer) -> None:
     these = Copies(stack, optimizer)
     optimizers = by_name(optimizer, _CONTENTS)
     params = stack.enter_context(Parameters(_CONTENTS, optimizer=optimizers))
@@ -120,14 +120,14 @@ def test_rounds_and_copies_give_equal_bits(stack: ExitStack, optimizer: optim.Op
             assert params.update({}, **asked._asdict())
         assert len(these.update(asked)) == 1
         if number == 2:
-            # A host that joins gets another copy's state; its table has its rows elsewhere.
+            # A joining host gets another copy's state; its table stores the rows in another order.
             copy, state = copies.state(these.all[1])
             assert copies.replace(these.add(), state, copy.lineage, copy.step)
         expected = {key: saved.tobytes() for key, saved in params.state().items()}
         assert these.states() == [expected] * len(these.all)
 
 
-def test_an_update_is_made_once_and_at_its_parent_only(stack: ExitStack) -> None:
+def test_an_update_is_made_once_and_after_its_predecessor_only(stack: ExitStack) -> None:
     these = Copies(stack, optim.Adam(0.1))
     params = these.all[0]
     update = copies.prepare(params, {}, 0, updates_of(0))
@@ -144,7 +144,7 @@ def test_an_update_is_made_once_and_at_its_parent_only(stack: ExitStack) -> None
     assert copies.make(params, later, (6, 1), lineage)[0]
 
 
-def test_a_copy_is_replaced_by_any_state_whatever_it_holds(stack: ExitStack) -> None:
+def test_replace_gives_a_copy_any_state_of_another_lineage(stack: ExitStack) -> None:
     these = Copies(stack, optim.Adagrad(0.1))
     one, other = these.all
     update = copies.prepare(one, {}, 0, updates_of(0))
@@ -155,7 +155,7 @@ def test_a_copy_is_replaced_by_any_state_whatever_it_holds(stack: ExitStack) -> 
     assert not copies.replace(other, state, copy.lineage, 13)
     assert copies.look(other).begun == 12
     assert copies.replace(other, state, copy.lineage._replace(digest=1), 3)
-    assert copies.look(other).begun == 12  # it does not go down
+    assert copies.look(other).begun == 12  # the step that has begun does not decrease
     first, second = these.states()
     assert first == second
     with pytest.raises(errors.InvalidArgumentError):
@@ -211,11 +211,11 @@ def test_the_digest_shows_a_copy_that_differs(stack: ExitStack) -> None:
     rows = state["0.array"].copy()
     rows[3, 2] += 1
     assert copies.replace(these.all[1], state | {"0.array": rows}, FIRST._replace(digest=3), 0)
-    assert copies.replace(these.all[1], state | {"0.array": rows}, FIRST, 0)  # undetected so far
+    assert copies.replace(these.all[1], state | {"0.array": rows}, FIRST, 0)  # not detected yet
     gradient = {"rows": ([2, 3], np.ones((2, 5)))}
     assert len(these.update(Asked(gradients={"one": np.ones(7)}))) == 1
     assert len(these.update(Asked(gradients=gradient))) == 2
-    for each in these.all:  # for good: each digest goes on from the one before
+    for each in these.all:  # they differ from now on: each digest depends on the one before
         before = copies.look(each).lineage
         copies.make(each, copies.prepare(each, {}, 2), (5, 3), before)
     one, other = (copies.look(each).lineage for each in these.all)
@@ -244,7 +244,7 @@ def test_the_digest_covers_everything_that_an_update_changes(stack: ExitStack) -
     assert len(found) == 10
 
 
-def test_each_nan_counts_as_the_same_number_in_the_digest(stack: ExitStack) -> None:
+def test_all_nans_give_the_same_digest(stack: ExitStack) -> None:
     these = Copies(stack, optim.SGD(0.5))
     found = set()
     for each, bits in zip(these.all, (0x7FF8000000000000, 0xFFF8000000000001), strict=True):
@@ -283,7 +283,7 @@ for contents, optimizer, state, first, updates in pickle.load(sys.stdin.buffer):
 
 
 def test_a_processor_without_fma_gives_the_same_bits(stack: ExitStack) -> None:
-    """The C library raises to powers in another way there."""
+    """There the C library computes powers in another way."""
     told, digests = [], []
     for optimizer in OPTIMIZERS:
         these = Copies(stack, optimizer, 1)
@@ -305,13 +305,13 @@ def test_a_processor_without_fma_gives_the_same_bits(stack: ExitStack) -> None:
     assert replayed.stdout.decode().split() == digests
 
 
-# The control word of floating-point numbers in fenv_t of glibc and musl: where it is, the bits that
-# round up, and those that flush subnormal numbers to zero.
+# The floating-point control word in fenv_t of glibc and musl: its index, the bits that round up,
+# and the bits that flush subnormal numbers to zero.
 _CONTROL: Final = {"x86_64": (7, 2 << 13, 0x8040), "aarch64": (0, 1 << 22, 1 << 24)}
 
 
 def _in_other_ways(bits: str) -> tuple[list[bytes], list[float]]:
-    """Make an update while numbers are rounded up, or subnormal ones flushed; return the states."""
+    """Make updates in a floating-point mode; return the states and what the mode does."""
     where, up, flush = _CONTROL[platform.machine()]
     c = ctypes.CDLL(None)
     c = c if hasattr(c, "fesetenv") else ctypes.CDLL("libm.so.6")

@@ -24,7 +24,7 @@ from shmacc import Parameters, _core, errors, optim
 
 @pytest.fixture
 def params() -> Iterator[Parameters]:
-    """What is saved."""
+    """Yield the parameters to save."""
     with Parameters({"a": np.ones(2)}, "params", optimizer=optim.SGD(1)) as made:
         yield made
         made.unlink()
@@ -32,7 +32,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture(params=["without a name", "beside it"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A path, saved to by a new file without a name, or, as on NFS, with one."""
+    """Return a path. A save writes a nameless file first or, as on NFS, one with a name."""
     if request.param == "beside it":
         _no_nameless_files(monkeypatch)
     return tmp_path / "checkpoint.npz"
@@ -97,7 +97,7 @@ def test_permissions_of_a_group_are_not_given_to_another_group() -> None:
             shmacc.save(path, {"params": own})
         return path.stat().st_gid, modes(path)
 
-    with tempfile.TemporaryDirectory() as directory:  # pytest's own is closed to other users
+    with tempfile.TemporaryDirectory() as directory:  # other users cannot enter pytest's directory
         Path(directory).chmod(0o777)
         path = Path(directory) / "checkpoint.npz"
         path.touch()
@@ -110,7 +110,7 @@ def test_permissions_of_a_group_are_not_given_to_another_group() -> None:
 def test_a_saved_file_is_flushed_after_it_is_named_and_before_it_replaces_another(
     params: Parameters, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On btrfs nothing flushes a file without a name; it must be flushed before it replaces one."""
+    """On btrfs a nameless file cannot be flushed, so the file is flushed when it has a name."""
     flushed: list[int] = []
     system = os.fsync
 
@@ -144,9 +144,9 @@ def test_a_symlink_stays_and_is_followed(params: Parameters, path: Path, *, ther
     assert [each.name for each in elsewhere.iterdir()] == ["real.npz"]
 
 
-# None is a device of the system: a save that replaced one would break the machine.
+# No device of the system is tried: a save that replaced one would break the machine.
 def no_files(directory: Path) -> Iterator[tuple[Path, int]]:
-    """Paths that are no files, and their kinds."""
+    """Yield paths that are no regular files, and their kinds."""
     pipe, link = directory / "pipe", directory / "link"
     os.mkfifo(pipe)
     link.symlink_to(pipe)
@@ -173,7 +173,7 @@ def _descriptors() -> list[str]:
 
 
 def test_an_interruption_anywhere_leaves_nothing(params: Parameters, path: Path) -> None:
-    """No other file, no descriptor; "all of it or nothing", wherever it is interrupted."""
+    """An interrupted save leaves no other file and no descriptor."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -194,7 +194,7 @@ def test_an_interruption_anywhere_leaves_nothing(params: Parameters, path: Path)
 
 
 def test_another_programs_lock_on_the_folder_stops_no_save(params: Parameters, path: Path) -> None:
-    """Programs lock it to keep systemd-tmpfiles from cleaning up."""
+    """Programs lock a folder so that systemd-tmpfiles does not clean it up."""
     lock = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_SH)
     for _ in range(2):
@@ -205,7 +205,7 @@ def test_another_programs_lock_on_the_folder_stops_no_save(params: Parameters, p
 
 
 def _stop_at(step: str, path: Path, name: str, *, pipe: Pipe) -> None:
-    """Save, and wait to be killed before a step, or after a step that writes."""
+    """Save, and wait to be killed before `step`, or after it if it is savez."""
 
     def stopping(call: Any, *, after: bool) -> Any:
         def stopped(*args: Any, **how: Any) -> Any:
@@ -239,7 +239,7 @@ def test_a_killed_save_leaves_no_other_file(
     with Apart(_stop_at, step, path, "params").ready() as process:
         process.kill()
     assert (path.read_bytes() if path.exists() else None) == before
-    if step != "replace":  # between two calls: until the next save
+    if step != "replace":  # between link and replace, a file stays until the next save
         assert list(tmp_path.iterdir()) == [path] * existing
     shmacc.save(path, {"params": params})
     assert list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""Shared arrays have names, contents, a rule of who may write, and an end of their life."""
+"""Names and contents of shared arrays, permission to write them, and how they end."""
 
 import pickle
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ DTYPES: Final = [*PLAIN, ml_dtypes.bfloat16, *([field] for field in QUANTISED)]
 
 
 def make(**keywords: Any) -> SharedArrays:
-    """One table and one bias, under these tests' name, removed at the end."""
+    """Make a table and a bias named NAME; the close removes the name."""
     contents = {"emb": TABLE, "bias": TensorSpec((3,), "float64")}
     return SharedArrays(contents, NAME, unlink_on_close=True, **keywords)
 
 
 def some(dtype: np.dtype[Any]) -> Array:
-    """Values of that dtype, as different as it allows."""
+    """Return values of a dtype, as different as the dtype allows."""
     plain = np.dtype(dtype[0]) if dtype.names else dtype
     values = np.arange(6).reshape(2, 3).astype(plain)
     return values.view(dtype)
@@ -47,7 +47,7 @@ def test_every_dtype_is_the_same_in_another_process() -> None:
         for name, want in given.items():
             same_bits(params[name], want)
             same_bits(found[name], want)
-            want[:] = 0  # it was copied
+            want[:] = 0  # the constructor made a copy
             assert params[name].tobytes() == found[name].tobytes()
     for spelling in ("half", "float", np.double, ">i4", "<u2", np.longlong, "qint8"):
         spec = TensorSpec((2,), spelling)
@@ -87,8 +87,8 @@ def test_the_largest_number_of_arrays_is_accepted() -> None:
         params.unlink()
 
 
-def test_contents_written_in_pieces_are_in_their_places() -> None:
-    """Each piece is in its place."""
+def test_large_contents_are_written_in_pieces_without_gaps() -> None:
+    """The constructor writes 72 MiB in several pieces."""
     given = np.arange(9 << 20, dtype=np.uint64)  # 72 MiB
     with SharedArrays({"small": TABLE, "large": given, "last": TABLE}) as params:
         assert np.array_equal(params["large"], given)

@@ -1,4 +1,4 @@
-"""Processes share arrays by name, and the memory lives as long as it is used."""
+"""Processes share arrays by name, and memory stays mapped as long as an array uses it."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ TABLE: Final = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def make() -> SharedArrays:
-    """One table and one bias, under these tests' name."""
+    """Make a table and a bias named NAME."""
     return SharedArrays({"emb": TABLE, "bias": TensorSpec((3,), "float64")}, NAME)
 
 
@@ -47,7 +47,7 @@ def test_a_forked_child_shares_the_arrays_and_counts_as_a_process() -> None:
         emb = params["emb"]
 
         def child() -> int:
-            emb[0, 0] = 50  # got before the fork
+            emb[0, 0] = 50  # the view was made before the fork
             params["bias"][0] = 60
             return inspection.describe(NAME).stats.attached
 
@@ -57,7 +57,7 @@ def test_a_forked_child_shares_the_arrays_and_counts_as_a_process() -> None:
 
 
 def hold_an_array(*, pipe: Pipe) -> None:
-    """Keep one array only, then nothing."""
+    """Keep one array but not its SharedArrays; at a message, drop the array."""
     array = SharedArrays.attach(NAME)["emb"]
     pipe.turn()
     del array
@@ -80,7 +80,7 @@ def test_an_array_alone_keeps_the_process_attached(namespace: str) -> None:
 
 
 def mapped_kib() -> int:
-    """How much shared memory of the tests' namespace this process has mapped."""
+    """Return how many KiB of segments this process has mapped."""
     kib = 0
     ours = False
     with open("/proc/self/smaps", encoding="utf-8") as smaps:  # noqa: PTH123
@@ -99,7 +99,7 @@ def test_the_memory_is_freed_with_the_last_array() -> None:
         assert mapped_kib() - before >= 4 << 10
     view = large[5:6]
     del large
-    assert mapped_kib() - before == (4 << 10) + 4  # closed: nothing but the arrays' memory
+    assert mapped_kib() - before == (4 << 10) + 4  # after the close, only the arrays' memory
     del view
     assert mapped_kib() - before == 4
     small += 1
@@ -108,8 +108,8 @@ def test_the_memory_is_freed_with_the_last_array() -> None:
     assert mapped_kib() == before
 
 
-def test_a_close_gives_other_threads_a_whole_array_or_the_error() -> None:
-    """The threads get a whole array, which stays valid, or the error."""
+def test_a_close_gives_other_threads_a_valid_array_or_an_error() -> None:
+    """An array that a thread got before the close stays valid."""
 
     def get(params: SharedArrays) -> None:
         while int(params["a"].sum()) == 1 << 16:
@@ -126,8 +126,8 @@ def test_a_close_gives_other_threads_a_whole_array_or_the_error() -> None:
                     thread.result()
 
 
-def test_arrays_outlive_the_descriptor() -> None:
-    """A daemon closes all descriptors that it finds."""
+def test_arrays_stay_valid_when_all_descriptors_are_closed() -> None:
+    """A process that becomes a daemon closes all its descriptors."""
     script = """
         params = shmacc.SharedArrays({"a": np.ones(3)})
         same = shmacc.attach(params.shared_name)
@@ -146,7 +146,7 @@ def test_arrays_outlive_the_descriptor() -> None:
 
 
 def work(steps: int) -> list[float]:
-    """Apply the parameters that were read, as gradients."""
+    """Apply the read parameters as gradients; return the parameters of accepted gradients."""
     read = []
     with SharedArrays.attach(NAME) as params, ConditionalAccumulator.attach("gradients") as acc:
         for step in range(steps):
@@ -169,7 +169,7 @@ def test_parameters_are_read_and_written_in_rounds_without_a_lock() -> None:
     ):
         for step in range(steps):
             with acc.round(2, timeout=LONG) as taken:
-                # Both gradients were computed from the same, whole parameters of before this block.
+                # Both gradients were computed from the parameters as they were before this block.
                 assert np.all(taken.value == 2 * params["w"])
                 params["w"][:] = step + 2
         assert one.result() == other.result() == [float(step + 1) for step in range(steps)]

@@ -1,4 +1,4 @@
-"""Tables are parameters with rows by ids, which need not be known beforehand."""
+"""Tables are parameters whose rows have ids; ids need not be known in advance."""
 
 import copy
 import pickle
@@ -93,10 +93,10 @@ def test_each_row_has_its_last_updates_step(params: Parameters, group: Accumulat
         table.ids(updated_before=1.5)
 
 
-def test_a_removed_id_starts_again(params: Parameters, group: AccumulatorGroup) -> None:
+def test_a_removed_id_gets_its_initial_row(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group)
     after_one = params["user"][IDS].tobytes()
-    # Removed by the update that changes it, with ids that are not there, or repeated.
+    # The update that changes an id may remove it; ids to remove may be missing or repeated.
     train(params, group, remove={"user": [5, 5, 77]})
     train(params, group, remove={"user": IDS})
     assert len(params["user"]) == 0
@@ -106,7 +106,7 @@ def test_a_removed_id_starts_again(params: Parameters, group: AccumulatorGroup) 
 
 
 def _there_after(**update: Any) -> list[int]:
-    """The ids after an update by a gradient of 1 and 100; id n was last updated at step n."""
+    """Return the ids after an update of 1 and 100; before, id n was last updated at step n."""
     with training({"user": SPEC}, optim.SGD(1.0)) as (params, group):
         for step in range(6):
             train(params, group, np.array([step]), remove={"user": [3]})
@@ -119,17 +119,17 @@ def _there_after(**update: Any) -> list[int]:
     ("age", "left"), [(0, []), (1, [5]), (2, [4, 5]), (5, [2, 4, 5]), (6, [0, 2, 4, 5])]
 )
 def test_old_rows_are_forgotten(age: int, left: list[int]) -> None:
-    """Rows of the round or the call stay, even if their gradient is replaced."""
+    """Rows of the round or of the call stay, even if the call replaces their gradient."""
     forget = {"user": np.int64(age)}
     assert _there_after(forget=forget) == sorted([1, *left, 100])
     given = {"user": ([0, 1], np.ones((2, 3), np.float32))}
     for way in ("values", "gradients"):
         assert _there_after(forget=forget, **{way: given}) == sorted({0, 1, *left})
-    old = {"user": ([100], np.ones((1, 3), np.float32))}  # 1 is the round's, and does not train
+    old = {"user": ([100], np.ones((1, 3), np.float32))}  # the round has id 1
     assert _there_after(forget=forget, gradients=old) == sorted({1, *left, 100})
 
 
-def test_an_update_may_forget_and_remove() -> None:
+def test_an_update_may_both_forget_and_remove_rows() -> None:
     assert _there_after(forget={"user": 2**63 - 1}) == [0, 1, 2, 4, 5, 100]
     assert _there_after(forget={"user": 1}, remove={"user": [5, 100, 0, 9]}) == [1]
     assert _there_after(forget={}, remove=None) == [0, 1, 2, 4, 5, 100]
@@ -155,7 +155,7 @@ def test_a_forgotten_row_makes_room_in_a_full_table() -> None:
         assert params["user"].ids().tolist() == [2, 3]
 
 
-def test_memory_of_removed_rows_is_used_again(params: Parameters, group: AccumulatorGroup) -> None:
+def test_memory_of_removed_rows_is_reused(params: Parameters, group: AccumulatorGroup) -> None:
     train(params, group, np.arange(1000), remove={"user": np.arange(1000)})
     before = params["user"].nbytes
     for turn in range(1, 30):
@@ -213,7 +213,7 @@ def test_values_set_old_and_new_rows(params: Parameters, group: AccumulatorGroup
     train(params, group, np.array([6]), values={"user": ([9, 5], rows)})
     table = params["user"]
     assert table[[9, 5]].tobytes() == rows.tobytes()
-    assert table.ids().tolist() == [5, 9]  # those of the gradient are in neither
+    assert table.ids().tolist() == [5, 9]  # values replace the gradient, so id 6 is not made
     assert slots[[5, 9]].tolist() == [[np.float32(1.1)] * 3, [np.float32(0.1)] * 3]
     assert table.last_updated([5, 9]).tolist() == [1, 1]
     train(params, group, np.array([6]), values={"user": ([], [])})
@@ -249,7 +249,7 @@ def test_bad_updates_are_refused(params: Parameters, group: AccumulatorGroup) ->
         for update, text in bad:
             with pytest.raises(errors.InvalidArgumentError, match=text):
                 params.update(taken, **update)
-        assert group.stats().update is None  # not final
+        assert group.stats().update is None  # the round is not final
         assert state_of(params) == before
         assert params.skip(taken)
 
@@ -273,7 +273,7 @@ def test_a_full_table_refuses_new_rows() -> None:
             with pytest.raises(errors.ResourceExhaustedError, match="max_rows is 2") as caught:
                 params.update(taken)
             assert "'user' would have 3 rows" in str(caught.value)
-            assert group.stats().update is None  # not final
+            assert group.stats().update is None  # the round is not final
             assert params["user"][[1, 2, 3]].tobytes() == before
             assert params.update(taken, remove={"user": [1]})
         assert params["user"].ids().tolist() == [2, 3]

@@ -1,4 +1,4 @@
-"""Calls that wait for parameters wait for their timeout, and change nothing if it passes."""
+"""Calls that wait for parameters wait until their timeout, and then change nothing."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from shmacc._parameters import checkpoints
 
 @pytest.fixture
 def params() -> Iterator[Parameters]:
-    """Parameters of one array."""
+    """Yield parameters with one array."""
     with Parameters({"a": np.zeros(3)}, "params", optimizer=optim.SGD(1, 0.5)) as made:
         yield made
         made.unlink()
@@ -26,7 +26,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture
 def group(params: Parameters) -> Iterator[AccumulatorGroup]:
-    """A group with a gradient for it."""
+    """Yield a group with a gradient for the array."""
     with AccumulatorGroup(params.member_specs(), "group", unlink_on_close=True) as made:
         made.apply({"a": np.ones(3)}, 0)
         yield made
@@ -50,7 +50,7 @@ def test_an_update_waits_for_a_stopped_process_until_its_timeout(
 def test_a_save_gives_up_if_rounds_keep_ending(
     params: Parameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each reading of all parts may take long."""
+    """A round may end each time before `save` has read all its parts."""
     looks = itertools.count()
     monkeypatch.setattr(checkpoints, "_age", lambda _: next(looks))
     with pytest.raises(errors.DeadlineExceededError, match="Rounds ended"):
@@ -61,7 +61,7 @@ def test_a_save_gives_up_if_rounds_keep_ending(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_update_gives_up_if_an_operation_on_the_accumulator_is_stopped(
+def test_an_update_times_out_if_a_stopped_process_holds_the_groups_lock(
     params: Parameters, group: AccumulatorGroup
 ) -> None:
     with group.round(1) as taken:
@@ -94,7 +94,7 @@ def test_a_coroutines_block_has_one_update(params: Parameters, group: Accumulato
     assert (params.step, group.global_step) == (1, 1)
 
 
-def test_no_update_follows_advance_step(params: Parameters, group: AccumulatorGroup) -> None:
+def test_an_update_after_advance_step_fails(params: Parameters, group: AccumulatorGroup) -> None:
     ended = pytest.raises(errors.FailedPreconditionError, match="ended before its block")
     with ended, group.round(1) as taken:
         group.advance_step(4)

@@ -1,4 +1,4 @@
-"""The library accepts these names, and each leads to one segment in a namespace."""
+"""Which names are accepted, and how each leads to its own file in a namespace."""
 
 import contextlib
 import enum
@@ -23,7 +23,7 @@ NAMESPACE: Final = "SHMACC_NAMESPACE"
 
 def test_bad_names_are_refused(namespace: str) -> None:
     name: Any
-    too_long = ("x" * 201, "x" * 199 + ":", "ï" * 34, "%" * 67)  # as they are written
+    too_long = ("x" * 201, "x" * 199 + ":", "ï" * 34, "%" * 67)  # after escaping
     for name in (*too_long, "a\0b", "\0", "\ud800", "a\udcffb", 5, b"a", 0, False, []):
         for kind in KINDS:
             with refused():
@@ -38,7 +38,7 @@ def test_good_names_are_accepted(namespace: str) -> None:
     for name in ("a", "A.b_c-9", ".", "..", "-", "x" * 200):
         with ConditionalAccumulator(np.float32, shared_name=name, unlink_on_close=True) as acc:
             assert acc.shared_name == name
-            # Attributable: this library's, under its namespace, with the name in clear.
+            # The names of the files show the library, the namespace and the segment's name.
             files = [file.name for file in in_shared_memory(namespace)]
             assert all(file.startswith(("shmacc.", "sem.shmacc.")) for file in files)
             assert any(name in file for file in files)
@@ -47,7 +47,7 @@ def test_good_names_are_accepted(namespace: str) -> None:
 
 
 ODD: Final = {
-    "w:0/grad_accum": "w%3A0%2Fgrad_accum",  # TensorFlow's
+    "w:0/grad_accum": "w%3A0%2Fgrad_accum",  # like names in TensorFlow
     "a b": "a%20b",
     "%41": "%2541",
     "%": "%25",
@@ -56,7 +56,7 @@ ODD: Final = {
     "head~0123456789abcdef": "head%7E0123456789abcdef",
     "na\u00efve": "na%C3%AFve",
     "nai\u0308ve": "nai%CC%88ve",
-    "\u0661\uff21\u212a": "%D9%A1%EF%BC%A1%E2%84%AA",  # letters and digits, but not ASCII's
+    "\u0661\uff21\u212a": "%D9%A1%EF%BC%A1%E2%84%AA",  # letters and digits outside ASCII
     "\U0001f600": "%F0%9F%98%80",
     "*": "%2A",
     "w[0]": "w%5B0%5D",
@@ -68,7 +68,7 @@ ODD: Final = {
 
 @pytest.mark.parametrize("prefix", ["", "n" * 60])
 def test_other_characters_are_escaped(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two names become one file, however long, and each is shown as it was given."""
+    """No two names share a file, however long they are; each is shown as it was given."""
     namespace = f"{prefix or 'odd'}{os.getpid()}"[-60:]
     monkeypatch.setenv(NAMESPACE, namespace)
     with contextlib.ExitStack() as all_of_them:
@@ -145,7 +145,7 @@ def test_each_name_has_its_own_file() -> None:
 
 
 class Name(str, enum.Enum):  # noqa: UP042  StrEnum is shown as its string
-    """Its members are strings, but f-strings show them differently."""
+    """An enum whose members are strings, although f-strings show them differently."""
 
     MODEL = "model"
 
@@ -159,7 +159,7 @@ def test_a_name_may_be_a_member_of_an_enum_of_strings(namespace: str) -> None:
 
 
 def test_long_names_that_differ_at_their_end_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a long namespace they do not fit a file's name, and are cut."""
+    """With a long namespace, such names do not fit into a file's name and are cut."""
     monkeypatch.setenv(NAMESPACE, "n" * 60)
     one, other = (
         ConditionalAccumulator("f4", (), "x" * 199 + last, unlink_on_close=True) for last in "ab"
@@ -204,6 +204,6 @@ def test_namespace_is_read_at_each_opening(namespace: str, monkeypatch: pytest.M
             with ConditionalAccumulator(np.float64, shared_name="same") as there:
                 assert there.num_accumulated() == 0
                 there.unlink()
-            # A pickled handle carries its whole system name.
+            # A pickled handle contains its whole system name.
             with pickle.loads(frozen) as again:
                 assert again.num_accumulated() == 1

@@ -1,4 +1,4 @@
-"""Opening an existing segment with other properties is refused; the error names each difference."""
+"""Opening an existing segment with other properties is refused; the error names a difference."""
 
 import pickle
 from collections.abc import Callable
@@ -121,7 +121,7 @@ def test_the_first_difference_is_named_with_both_values(kind: str) -> None:
             assert not made._handle.unlinked
 
 
-def test_an_array_in_place_of_a_table_is_refused_with_both() -> None:
+def test_an_array_instead_of_a_table_is_refused_and_both_are_named() -> None:
     said = r"'user' table of .*, but float64"
     with MAKE["parameters"]((TABLE, ADAGRAD)), pytest.raises(ValueError, match=said):
         MAKE["parameters"]((TABLE | {"user": np.zeros(3)}, ADAGRAD))
@@ -132,7 +132,7 @@ def test_a_capacity_that_is_not_given_agrees_with_any() -> None:
         assert same.capacity == 2
 
 
-# How a segment of each kind is made, and attached. Parameters can be attached as read-only arrays.
+# How to make and attach each kind. SharedArrays.attach also opens parameters if not writable.
 OF_KIND: Final[dict[str, tuple[Callable[[], Any], Callable[[str], Any]]]] = {
     "dense": (lambda: ConditionalAccumulator("f4", None, NAME), ConditionalAccumulator.attach),
     "sparse": (lambda: SparseConditionalAccumulator("f4", None, NAME),

@@ -1,4 +1,4 @@
-"""``attach`` with a timeout waits for the name to appear, and no longer than that."""
+"""``attach`` with a timeout waits for the name to appear, but at most that long."""
 
 import os
 import pickle
@@ -28,7 +28,7 @@ def make() -> ConditionalAccumulator:
 
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released at every look for the name that finds nothing."""
+    """A semaphore that each attempt to open a missing name releases."""
     looks = threading.Semaphore(0)
     look = _core.open
 
@@ -85,7 +85,7 @@ def test_attach_waits_on_if_the_name_is_removed_while_it_attaches(
 ) -> None:
     """`attach` opens the file; the name is removed before `attach` looks at it again."""
     with make() as old:
-        assert looked.acquire(timeout=0)  # its own, before it was made
+        assert looked.acquire(timeout=0)  # released when `make` found no segment yet
         look = _core.open
 
         def then_unlinked(*args: Any) -> Any:
@@ -104,7 +104,7 @@ def test_attach_waits_on_if_the_name_is_removed_while_it_attaches(
                 new.unlink()
 
 
-def test_signal_handlers_run_and_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_that_raises_ends_attachs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*, pipe: Pipe) -> None:
         def handler(*_: object) -> None:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Private and named handles work several in one process, pickled and closed."""
+"""Private and named handles: several in one process, unpickled ones, and closed ones."""
 
 import os
 import pickle
@@ -22,7 +22,7 @@ def test_private_segments_have_no_name(kind: Any, namespace: str) -> None:
             assert same.num_accumulated() == again.num_accumulated() == 1
             assert two.num_accumulated() == 0
         assert one.num_accumulated() == 1
-        for word in ("attach", "error", "replace"):  # always new
+        for word in ("attach", "error", "replace"):  # a private segment is always new
             with kind("f4", if_exists=word, unlink_on_close=True) as new:
                 assert new.num_accumulated() == 0
     assert in_shared_memory(namespace) == []
@@ -30,7 +30,7 @@ def test_private_segments_have_no_name(kind: Any, namespace: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_alone_warns_it_is_private(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Users of TensorFlow expect other processes to find it by its name."""
+    """Users of TensorFlow expect that other processes find an accumulator by its `name`."""
     with (
         kind(np.float32, name="grads") as private,
         kind(np.float32),
@@ -46,10 +46,10 @@ def test_a_name_alone_warns_it_is_private(kind: Any, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_segment_that_an_earlier_run_left_is_one_line_in_the_log(
+def test_attaching_to_a_segment_that_an_earlier_run_left_logs_one_line(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line says whose the segment is, since when, and its step."""
+    """The line says who made the segment and when, and its step."""
     caplog.set_level("INFO", "shmacc")
     kind(np.float32, shared_name="one").close()
     kind(np.float32, shared_name="one").close()

@@ -13,7 +13,7 @@ from shmacc import SparseConditionalAccumulator, _core, errors, inspection
 
 
 def race(if_exists: str, *, pipe: Pipe) -> None:
-    """Construct when told to; keep the handle until told to end."""
+    """Construct at the first message, and keep the handle until the second."""
     pipe.turn()
     try:
         with make(if_exists=if_exists):
@@ -23,7 +23,7 @@ def race(if_exists: str, *, pipe: Pipe) -> None:
 
 
 def outcomes_of_two(if_exists: str) -> list[str]:
-    """Let two processes construct at once; return what each got."""
+    """Let two processes construct at once; return the outcome of each."""
     with Apart(race, if_exists) as one, Apart(race, if_exists) as other:
         for racer in (one, other):
             racer.hear()
@@ -77,7 +77,7 @@ def test_another_programs_empty_file_counts_as_no_segment(word: Any) -> None:
 
 @pytest.mark.parametrize("word", ["error", "replace"])
 def test_an_interrupted_removal_is_finished(word: Any) -> None:
-    """A remover was killed after its mark: only the name is left."""
+    """A process marked the segment as removed, and was killed before it removed the name."""
     with make():
         at = path()
         spare = at.with_name(at.name + "x")
@@ -89,7 +89,7 @@ def test_an_interrupted_removal_is_finished(word: Any) -> None:
         acc.unlink()
 
 
-def test_replace_makes_a_new_one_of_another_shape() -> None:
+def test_replace_makes_a_new_segment_of_another_shape() -> None:
     with make() as acc:
         acc.apply_grad([1.0, 2.0])
         acc.set_global_step(7)
@@ -135,14 +135,14 @@ def test_replace_leaves_another_users_segment() -> None:
         acc.unlink()
 
 
-def test_one_of_two_processes_that_replace_at_once_wins() -> None:
+def test_one_of_two_processes_that_replace_at_once_succeeds() -> None:
     for _ in range(10):
         make().close()
         assert outcomes_of_two("replace") == ["FailedPreconditionError", "made it"]
     inspection.remove(NAME)
 
 
-def test_a_segment_replaced_after_the_look_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_replaced_while_opened_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
     look = _core.open
 
     def replaced_after(*args: Any) -> Any:
@@ -159,7 +159,7 @@ def test_a_segment_replaced_after_the_look_is_not_attached(monkeypatch: pytest.M
         acc.unlink()
 
 
-def test_one_of_two_processes_that_create_at_once_does_it() -> None:
+def test_one_of_two_processes_that_create_at_once_succeeds() -> None:
     for _ in range(10):
         assert outcomes_of_two("error") == ["AlreadyExistsError", "made it"]
         inspection.remove(NAME)

@@ -1,8 +1,8 @@
-"""Every build with layout version 3 goes on with a segment that an earlier build left.
+"""Every build with layout version 3 can continue with segments that an earlier build left.
 
-The stored file has a group with two lanes, in its second round, and the parameters that the first
-round has updated. Two processes that ended left both. It was written down once, page by page. If a
-change of the layout fails here, it needs a new version of the layout, and then a new file.
+The stored file has a group with two lanes, in its second round, and parameters that the first round
+updated. Two processes left both when they ended, and both were copied page by page. If a change of
+the layout fails here, it needs a new layout version and then a new file.
 """
 
 import base64
@@ -32,7 +32,7 @@ def put_back(name: str, file: dict[str, Any], namespace: str) -> None:
 
 
 @pytest.mark.skipif(layout.LAYOUT_VERSION != 3, reason="of layout version 3")
-def test_a_training_of_layout_version_3_goes_on(namespace: str) -> None:
+def test_a_run_stored_with_layout_version_3_can_continue(namespace: str) -> None:
     for file_name, file in FILES.items():
         put_back(file_name, file, namespace)
     with (
@@ -43,7 +43,7 @@ def test_a_training_of_layout_version_3_goes_on(namespace: str) -> None:
         learnt[[1, 4]] = -0.5 / np.sqrt(np.float32(1.1))
         np.testing.assert_allclose(params["table"], learnt, rtol=1e-6)
         assert group.apply({"table": ([5], np.ones((1, 2)))}, 1, contributor=8)
-        assert group.apply({"table": ([5], np.ones((1, 2)))}, 1, contributor=7)  # is in already
+        assert group.apply({"table": ([5], np.ones((1, 2)))}, 1, contributor=7)  # repeated
         assert group.stats().repeated == 1
         assert not group.apply({"table": ([5], np.ones((1, 2)))}, 0, contributor=9)  # stale
         with group.round(2, timeout=0) as taken:

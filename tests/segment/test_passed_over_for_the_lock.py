@@ -1,8 +1,8 @@
-"""A process that was passed over for the lock gets it between two operations of a busy one.
+"""A busy process pauses between two operations, so that a waiting process gets the lock.
 
-Without that, a process that applies in a loop would get the lock again and again: it spins, while
-others must first wake up (lock.hpp). Which of them is faster depends on the machine. So these tests
-look at the two words by which the processes agree.
+Otherwise a process that applies in a loop would get the lock again and again: it spins, while
+others must first wake up (lock.hpp). Who is faster depends on the machine, so these tests look at
+the two words in shared memory by which the processes agree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT_OFF: Final = 100_000  # nanoseconds: kComing in lock.hpp
 
 @pytest.fixture
 def file() -> Iterator[SegmentFile]:
-    """A segment's file; the test's own process is not attached."""
+    """Yield a segment's file, to which the test's own process is not attached."""
     run_apart(lambda: ConditionalAccumulator("f4", [2], NAME).close())
     with SegmentFile(names.segment_name(NAME).path) as file:
         yield file
@@ -67,7 +67,7 @@ def _apply_twice_when_told(times: int, *, pipe: Pipe) -> list[int]:
     return took
 
 
-def test_a_busy_process_leaves_time_for_the_one_that_asked(file: SegmentFile) -> None:
+def test_a_busy_process_pauses_for_a_process_that_asked(file: SegmentFile) -> None:
     with Apart(_apply_twice_when_told, 20) as busy:
         for _ in range(20):
             busy.hear()

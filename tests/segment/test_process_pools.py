@@ -1,4 +1,4 @@
-"""In process pools, handles are arguments of tasks, workers attach, and pools may break."""
+"""In process pools, tasks get handles as arguments, and a pool may break."""
 
 import concurrent.futures
 import multiprocessing
@@ -72,7 +72,7 @@ def test_a_pool_that_breaks_loses_no_gradient(model: Model) -> None:
         pytest.raises(BrokenProcessPool),
     ):
         pool.submit(_apply_and_die, *model, 0).result(LONG)
-    # All are computed again, as nobody knows which were in: each contributor counts once.
+    # Run all tasks again, since nobody knows which ones applied. Each contributor counts once.
     with concurrent.futures.ProcessPoolExecutor(2, context) as other:
         futures = [other.submit(_apply, *model, task) for task in range(TASKS)]
         assert all(future.result(LONG) for future in futures)

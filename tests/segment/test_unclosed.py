@@ -1,4 +1,4 @@
-"""A handle that is collected unclosed gives a ResourceWarning, as a file does; no other does."""
+"""A handle collected without a close gives a ResourceWarning, like a file; no other does."""
 
 import gc
 import pickle
@@ -35,7 +35,7 @@ def _warnings_of(use: Callable[[], object]) -> list[warnings.WarningMessage]:
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_a_handle_that_is_collected_unclosed_is_a_warning(make: Callable[[], Any]) -> None:
+def test_a_handle_that_is_collected_unclosed_gives_a_warning(make: Callable[[], Any]) -> None:
     def forget() -> None:
         forgotten = make()
         del forgotten  # this line is reported
@@ -63,7 +63,7 @@ def test_a_handle_that_is_collected_unclosed_is_a_warning(make: Callable[[], Any
     assert not _warnings_of(close)
 
 
-def test_an_attached_handle_is_a_warning_with_its_name() -> None:
+def test_the_warning_of_an_attached_handle_has_its_name() -> None:
     with ConditionalAccumulator("f4", (), "gradients", unlink_on_close=True):
         for attach in (shmacc.attach, ConditionalAccumulator.attach):
             (caught,) = _warnings_of(partial(attach, "gradients"))
@@ -100,7 +100,7 @@ def test_tracemalloc_shows_where_the_handle_was_made() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_collected_handle_is_closed_though_the_warning_is_an_error(namespace: str) -> None:
+def test_a_collected_handle_is_closed_even_if_the_warning_is_an_error(namespace: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ConditionalAccumulator("f4", (2,))
@@ -162,5 +162,5 @@ child.join()
 
 def test_the_end_of_a_process_closes_all_handles(namespace: str) -> None:
     ran = run_to_end([sys.executable, "-P", "-X", "dev", "-c", _PROGRAM])
-    assert ran.stderr.count("unclosed ") == 1  # the one that the child dropped
+    assert ran.stderr.count("unclosed ") == 1  # for the handle that the child dropped
     assert testing.leaked_names(namespace) == ()

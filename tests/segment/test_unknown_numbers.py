@@ -1,6 +1,6 @@
 """Numbers that only a newer version knows are refused by name.
 
-CONTRIBUTING.md: "it is no new layout version: one that does not know the number names it".
+A new number needs no new layout version: an older library refuses the segment (CONTRIBUTING.md).
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""``unlink`` removes a name; with ``unlink_on_close``, so does the end of its creator."""
+"""``unlink`` removes a name; with ``unlink_on_close``, its creator's end does so, too."""
 
 import contextlib
 import pickle
@@ -43,7 +43,7 @@ def test_an_unlinked_segment_lives_until_its_last_handle_closes(kind: Any, names
 def test_unlink_removes_the_name_though_another_thread_closes(
     namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The close comes after unlink has checked that it is open."""
+    """The close happens after `unlink` has checked that the handle is open."""
     acc, may_remove = make(), removal.may_remove
 
     def close_first(name: SegmentName) -> None:
@@ -61,7 +61,7 @@ def test_the_creators_close_removes_the_name(namespace: str) -> None:
         assert not inspection.describe(NAME).summary.private
         acc.close()
         assert in_shared_memory(namespace) == []
-        attached.set_global_step(3)  # it goes on using it
+        attached.set_global_step(3)  # the attached handle still works
         assert attached.global_step == 3
     acc.close()
 
@@ -72,7 +72,7 @@ def test_the_creators_close_leaves_a_new_segment_of_the_name() -> None:
         make().close()
     assert exists()
     with make(unlink_on_close=True):
-        pass  # attached, which takes nothing away
+        pass  # this handle only attached, so its close removes nothing
     assert exists()
     inspection.remove(NAME)
     with make(unlink_on_close=True):
@@ -115,23 +115,23 @@ def _make_and_die(*, kept: bool = True) -> None:
         assert maker.hear() == "made"
 
 
-def test_the_process_that_goes_on_for_a_dead_creator_removes_the_name() -> None:
-    """Even if chiefs are killed again and again, a good end leaves nothing."""
+def test_a_process_that_reopens_a_dead_creators_segment_removes_the_name() -> None:
+    """Even after several creators were killed, a normal end leaves no name."""
     for _ in range(3):
         _make_and_die()
         assert exists()
     with shmacc.attach(NAME) as worker, make(unlink_on_close=True) as chief:
         with make(unlink_on_close=True):
-            pass  # there is one that has the duty
+            pass  # `chief` already has the duty to remove the name
         assert exists()
         run_apart(chief.close)
         assert exists()
         chief.close()
         assert not exists()
-        assert not worker.running  # as after its maker's close
+        assert not worker.running  # as after the creator's close
 
 
-def test_other_processes_do_not_take_the_duty_over() -> None:
+def test_other_openings_do_not_take_over_the_duty_to_remove_the_name() -> None:
     _make_and_die()
     shmacc.attach(NAME).close()
     make().close()
@@ -174,8 +174,8 @@ def _hold(constructor: Callable[[], Any], pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("dies", ["before", "meanwhile"])
 @pytest.mark.parametrize("kind", _OF_EACH_KIND)
-def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
-    """A standby may have been attached before the process with the duty was killed."""
+def test_every_kind_passes_on_the_duty_to_remove_its_name(kind: str, dies: str) -> None:
+    """A standby takes over the duty, whether it attached before or after the maker's death."""
     constructor = _OF_EACH_KIND[kind]
     with contextlib.ExitStack() as last:
         with Apart(partial(_hold, constructor)).ready():
@@ -183,7 +183,7 @@ def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
                 standby = last.enter_context(Apart(partial(_hold, constructor)))
                 standby.hear()
                 constructor().close()
-                assert exists()  # the maker lives
+                assert exists()  # its maker is alive
         assert exists()
         if dies == "before":
             standby = last.enter_context(Apart(partial(_hold, constructor)))
@@ -195,7 +195,7 @@ def test_every_kind_passes_the_duty_on(kind: str, dies: str) -> None:
             assert not getattr(worker, "running", False)
 
 
-def test_the_duty_goes_through_many_standbys(namespace: str) -> None:
+def test_the_duty_to_remove_the_name_passes_through_many_standbys(namespace: str) -> None:
     """Each standby is killed before the next; the last one's close removes the name."""
     constructor = _OF_EACH_KIND["group"]
     with contextlib.ExitStack() as living:

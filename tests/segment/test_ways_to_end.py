@@ -1,4 +1,4 @@
-"""`exits.way` chooses what becomes of a handle: every combination of its arguments."""
+"""`exits.way` decides how a handle ends, for all combinations of its arguments."""
 
 import itertools
 from typing import Final
@@ -7,8 +7,8 @@ import pytest
 
 from shmacc._segment.exits import Hook, Way, way
 
-# hook, whether the program is over, whether other threads are in the way, whether it failed ("*":
-# either). The first line that fits counts.
+# The columns: hook, main_over, others and failed (arguments of `way`; "*": any), and the result.
+# The first row that fits decides.
 TABLE: Final = (
     (Hook.OBJECT, "*", True, "*", Way.ANNOUNCE_END), (Hook.OBJECT, "*", False, "*", Way.CLOSE),
     ("*", "*", False, "*", Way.LEAVE), ("*", True, True, "*", Way.ANNOUNCE_END),
@@ -17,7 +17,7 @@ TABLE: Final = (
 
 
 @pytest.mark.parametrize("hook", Hook)
-def test_every_combination_has_the_way_of_the_table(hook: Hook) -> None:
+def test_every_combination_of_arguments_ends_as_in_the_table(hook: Hook) -> None:
     for facts in itertools.product([False, True], repeat=3):
         over, others, failed = facts
         expected = next(

@@ -1,4 +1,4 @@
-"""Constructors, applies and takes refuse bad arguments in the right words, and change nothing."""
+"""Constructors, applies and takes refuse bad arguments with the right message, changing nothing."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def ones(*shape: int) -> np.ndarray[Any, Any]:
     return np.ones(shape, np.float32)
 
 
-# --- what an accumulator is made of --------------------------------------------------------------
+# --- arguments of every constructor --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,7 +79,7 @@ def test_every_reduction_is_accepted() -> None:
 
 # --- sparse applies -------------------------------------------------------------------------------
 
-# Checks of the caller's own arguments come first, so they are made of stale gradients, too.
+# Checks of the caller's arguments come first, so stale gradients are checked, too.
 CALLERS: Final[list[tuple[Any, ...]]] = [
     (None, [[0, 1], [1, 0]], ones(2, 2), None,
         "Input indices should be vector but received shape: [2,2]"),
@@ -100,7 +100,7 @@ CALLERS: Final[list[tuple[Any, ...]]] = [
         "Shape mismatch: index of slice 2 exceeded limits of shape; index is 2 exceeded 2"),
 ]  # fmt: skip
 
-# Where several rows fail, the first reports.
+# If a gradient fails several of these checks, the first one reports.
 IN_ORDER: Final[list[tuple[Any, ...]]] = [
     (None, [[0]], np.float32(1), None, "Input indices should be vector but received shape: [1,1]"),
     (None, [0, 1], np.float32(1), None, "Values cannot be 0-dimensional."),
@@ -118,7 +118,7 @@ NEW: Final[list[tuple[Any, ...]]] = [
     (None, [0, -1], ones(2, 2), None, None),
     (None, [-(2**63)], ones(1, 2), None, None),
     ([4, 2], [-1], ones(1, 2), None, None),
-    # A given shape against the gradient's own.
+    # The given shape contradicts the gradient.
     (None, [0], ones(1, 2), [5, 3], None),
     (None, [5], ones(1, 2), [5, 2], None),
     (None, [0, 50], ones(2, 1), [3, 1], None),
@@ -134,7 +134,7 @@ def test_bad_sparse_gradients_are_refused(
     declared: Any, indices: Any, values: Any, given: Any, message: str | None
 ) -> None:
     with SparseConditionalAccumulator(np.float32, declared) as acc:
-        for step in (0, 7):  # fresh, then stale
+        for step in (0, 7):  # the gradient is fresh, then stale
             acc.set_global_step(step)
             with nothing_changes(acc), refused(message):
                 acc.apply_grad(indices, values, given)
@@ -142,7 +142,7 @@ def test_bad_sparse_gradients_are_refused(
                 acc.apply_indexed_slices_grad(IndexedSlices(values, indices, given))
 
 
-# Checks against the round come later: a stale gradient is dropped before them.
+# Checks against the round's shape come later: a stale gradient is dropped before them.
 ROUNDS: Final[list[tuple[Any, ...]]] = [
     # An earlier gradient has settled rank and dims.
     (None, ones(1, 2, 2, 2), ones(1, 2, 2), "Shape mismatch: expected values rank 4, got 3"),
@@ -150,12 +150,12 @@ ROUNDS: Final[list[tuple[Any, ...]]] = [
      "Shape mismatch: expected values dim 3 to be 2, got 3"),
     (None, ones(1), ones(1, 1), "Shape mismatch: expected values rank 1, got 2"),
     ([2, None], ones(1, 4), ones(1, 5), "Shape mismatch: expected values dim 1 to be 4, got 5"),
-    # The declaration has settled them.
+    # The declared shape has settled rank and dims.
     ([2, 2, None], None, ones(1, 2), "Shape mismatch: expected values rank at least 3, got 2"),
     ([2, 2, None], None, ones(1, 3, 2), "Shape mismatch: expected values dim 1 to be 2, got 3"),
     ([None, None, 3], None, ones(1, 9, 4), "Shape mismatch: expected values dim 2 to be 3, got 4"),
     ([2, 2], None, ones(1, 2, 2), "Shape mismatch: expected values rank 2, got 3"),
-    # Both have settled them: the declared rank and dims are reported.
+    # Both have settled rank and dims: the declared ones are reported.
     ([2, 2, None], ones(1, 2, 2, 2), ones(1, 2),
      "Shape mismatch: expected values rank at least 3, got 2"),
     ([2, 2, None], ones(1, 2, 5), ones(1, 3, 4),
@@ -164,7 +164,7 @@ ROUNDS: Final[list[tuple[Any, ...]]] = [
 
 
 def test_tensorflows_checks_come_before_new_ones() -> None:
-    """TensorFlow checks none of these faults but the values' width."""
+    """Each gradient has two faults; TensorFlow checks the values' width only."""
     with SparseConditionalAccumulator(np.float32, [2, None, 2]) as acc:
         for row, given in (-1, None), (0, [2, 2, 2]), (1, [-1, 2, 2]):
             with refused("Shape mismatch: expected values dim 2 to be 2, got 3"):
@@ -190,16 +190,16 @@ def test_sparse_gradients_unlike_the_rounds_first_are_refused(
     ("declared", "indices", "values", "given"),
     [
         *((None, [50], ones(1, 2), None), (None, [2**63 - 1], ones(1, 2), None)),
-        # [] is "not given", also against a declared shape.
+        # [] means that no shape is given, also with a declared shape.
         *(([2, 2], [0], ones(1, 2), []), ([2, 2], [0], ones(1, 2), np.empty(0, np.int64))),
-        # -1 is "unknown", everywhere.
+        # -1 means an unknown dimension, everywhere.
         *(([2, 2], [0], ones(1, 2), [-1, 2]), ([2, 2], [0], ones(1, 2), [2, -1])),
         (None, [9], ones(1, 2), [-1, -1]),
-        # Longer than the declared rank, or than the values', as TensorFlow takes it; or flattened.
+        # As in TensorFlow, a given shape may be longer than the values', nested, or a scalar.
         *(([2], [0], ones(1), [2, 2]), ([2], [0], ones(1), [2, 2, 2])),
         *((None, [0], ones(1), [2, 2, 2]), ([2, 2], [0], ones(1, 2), [[2], [2]])),
         *(([2, 2], [0], ones(1, 2), [[2, 2]]), ([2], [0], ones(1), 2)),
-        # Values may have more dims than declared, if one of those is open, or there are none.
+        # Values may have more dims than declared if a declared dim is open, or if none is declared.
         *(([5, None], [0, 4], ones(2, 2, 2), None), ((), [0], ones(1, 2, 2), None)),
         # Empty gradients, rows of width zero.
         *(([5, 3], [], ones(0, 3), None), (None, [0, 3], ones(2, 0), None)),
@@ -228,7 +228,7 @@ def test_dense_gradients_must_have_the_declared_shape(
     declared: Any, shape: tuple[int, ...], message: str
 ) -> None:
     with ConditionalAccumulator(np.float32, declared) as acc:
-        for step in (0, 1):  # fresh, then stale
+        for step in (0, 1):  # the gradient is fresh, then stale
             acc.set_global_step(step)
             with nothing_changes(acc), refused(message):
                 acc.apply_grad(ones(*shape))
@@ -246,7 +246,7 @@ def test_dense_gradients_must_have_the_rounds_shape() -> None:
         with nothing_changes(acc), refused("Shape mismatch: expected [?,2], got [4,3]"):
             acc.apply_grad(ones(4, 3))
         acc.take_grad(1)
-        # Stale: dropped before the round's shape is looked at; then the next round settles another.
+        # A stale gradient is dropped before its shape is checked; the next round sets a new shape.
         assert acc.apply_grad(ones(5, 2)) is False
         assert acc.apply_grad(ones(5, 2), local_step=1) is True
         assert acc.take_grad(1).shape == (5, 2)
@@ -272,7 +272,7 @@ def test_bad_numbers_of_required_gradients_are_refused(method: str) -> None:
                 take(number, timeout=0)
 
 
-def test_messages_show_values_in_pythons_words() -> None:
+def test_messages_show_values_without_numpys_type_names() -> None:
     """No message of any call shows `np.float64(1.5)` or `<U1`."""
     number: Any = np.float64(1.5)
     whole: Any = np.int64(-1)

@@ -102,7 +102,7 @@ def test_each_dtype_is_accepted_and_returned(name: str) -> None:
         seen, taken = acc.snapshot(), acc.take(2)
         same_bits(taken.value, values)
         same_bits(rows.take_grad(2).values, values[::-1])
-    # NumPy takes the result of a dense member for an array.
+    # NumPy accepts the result of a dense accumulator as an array.
     assert np.asarray(taken) is taken.value
     same_bits(np.asarray(seen), values)
     copied = np.array(taken)
@@ -140,7 +140,7 @@ def test_other_dtypes_are_converted(dtype: str, given: Any, expected: list[Any])
 
 
 REFUSED: Final = [
-    # not same_kind; NumPy's own would let the bfloat16 through
+    # not same_kind; NumPy's own check would accept the bfloat16
     *(("float32", np.array([1j])), ("float32", [1j]), ("bfloat16", np.array([1j], np.complex64))),
     *(("int32", np.array([1.0])), ("int32", np.array([1.0], "f2")), ("qint8", np.array([1.0]))),
     *(("int64", np.array([1j])), ("uint8", np.array([1], "i8")), ("uint64", np.array([1], "i1"))),
@@ -158,7 +158,7 @@ REFUSED: Final = [
     # floats that are not integers
     *(("int32", [1.5]), ("int32", [1, 2.5]), ("int32", [float("nan")])),
     *(("uint8", [-1.0]), ("int8", [1e30])),
-    # nothing that is a number
+    # no numbers at all
     *(("float32", bad) for bad in (None, "1", ["1"], [None], [[1.0], [1.0, 2.0]], {1.0}, object)),
     *(("float32", [Fraction(1, 3)]), ("float32", np.array(["2020-01-01"], "datetime64[D]"))),
     *(("float32", np.zeros(1, [("x", "f4")])), ("float32", np.zeros(1, [("qint8", "i1")]))),
@@ -166,13 +166,13 @@ REFUSED: Final = [
 
 
 @pytest.mark.parametrize(("dtype", "given"), REFUSED, ids=repr)
-def test_values_that_are_no_numbers_are_refused(dtype: str, given: Any) -> None:
+def test_values_that_do_not_convert_are_refused(dtype: str, given: Any) -> None:
     with ConditionalAccumulator(dtype) as acc, SparseConditionalAccumulator(dtype) as rows:
         with refused():
             acc.apply_grad(given)
         with refused():
             rows.apply_grad([0], given)
-        # Also of a stale gradient: whether a mistake is reported must not depend on timing.
+        # Stale gradients are checked, too: timing must not decide whether a mistake is reported.
         acc.set_global_step(1)
         with refused():
             acc.apply_grad(given)
@@ -216,7 +216,7 @@ def test_indices_may_be_of_any_integer_type() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_accumulates_in_single_and_rounds_once(dtype: str) -> None:
+def test_half_floats_accumulate_in_float32_and_round_once(dtype: str) -> None:
     half = ELEMENTS[dtype].dtype
     with ConditionalAccumulator(dtype, reduction_type="SUM") as acc:
         # In half precision 2048 + 1 + 1 ... would stay 2048 (256 in bfloat16).
@@ -228,7 +228,7 @@ def test_half_accumulates_in_single_and_rounds_once(dtype: str) -> None:
         top = np.array([3.3895314e38 if dtype == "bfloat16" else 65504], half)
         for _ in range(2):
             acc.apply_grad(top)
-        # The sum is out of the half's range, the mean is not (nor is it in float32, for bfloat16).
+        # Two tops exceed float16, but fit a float32 sum. Two of bfloat16 exceed float32, too.
         expected = top if dtype == "float16" else np.array([np.inf], half)
         same_bits(acc.take_grad(2), expected)
 
@@ -265,12 +265,12 @@ def test_results_belong_to_the_caller() -> None:
     assert all((array == -7).all() for array in outs[0])
 
 
-# More than any address space has, so that the machine's memory is safe.
+# Larger than any address space, so that no machine can allocate it.
 VAST: Final = 2**53
 
 
 def vast(dtype: str, *shape: int) -> np.ndarray[Any, Any]:
-    """An array that takes no memory until it is copied."""
+    """Return an array that takes no memory until it is copied."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
@@ -290,14 +290,14 @@ def test_arrays_larger_than_memory_are_refused_at_once() -> None:
         for call in calls:
             with pytest.raises(errors.ResourceExhaustedError, match="no memory"):
                 call()
-        for width in (2**36 + 1, 2**40, 2**59):  # more numbers in a row than there may be
+        for width in (2**36 + 1, 2**40, 2**59):  # more numbers than a row may have
             with pytest.raises((errors.InvalidArgumentError, errors.ResourceExhaustedError)):
                 rows.apply_grad([], np.empty((0, width)))
         assert acc.num_accumulated() == rows.num_accumulated() == 0
 
 
 def test_gradients_may_have_as_many_dimensions_as_numpy_allows() -> None:
-    """A round must not be lost because NumPy cannot have as many dimensions."""
+    """The round must not be lost because NumPy cannot make an array of its shape."""
     shape = (1,) * (64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32)
     for dtype in ("float32", "complex64"):
         given = np.ones(shape, dtype)
@@ -335,7 +335,7 @@ def test_a_sparse_results_error_says_what_to_use() -> None:
 
 
 def test_a_result_can_be_applied_and_a_partial_cannot() -> None:
-    """A partial used as a gradient would count once, whatever it contains."""
+    """A partial applied as a gradient would count as one, however many gradients it contains."""
     with ConditionalAccumulator("f4", (3,)) as near, ConditionalAccumulator("f4", (3,)) as far:
         near.apply_grad([1, 2, 3])
         near.apply_grad([3, 2, 1])

@@ -1,4 +1,4 @@
-"""The fast path for arrays of the right type gives what every other form of the gradient gives."""
+"""The fast path for plain arrays, lists and tensors gives the same results as the slow path."""
 
 import contextlib
 import signal
@@ -73,7 +73,7 @@ def test_dense_gradients_give_what_the_slow_path_gives(declared: Any) -> None:
 
 
 def layouts(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """Return the array in C order, and in a layout that needs a copy."""
+    """Return the array in C order, and in four layouts that need a copy."""
     unaligned = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
     unaligned[...] = array
     swapped = array.astype(array.dtype.newbyteorder())
@@ -100,7 +100,7 @@ def test_every_dtype_and_layout_gives_what_the_slow_path_gives(dtype: str) -> No
 # Lists
 
 LongWay: Final = type("list", (list,), {})
-"""A list that is not Python's own; errors call it by its name."""
+"""A subclass of list, which takes the slow path; errors also call it `list`."""
 
 FLOAT32, INT64 = np.dtype("float32").num, np.dtype("int64").num
 ENDLESS: Final[list[Any]] = []
@@ -108,7 +108,7 @@ ENDLESS.append(ENDLESS)
 LISTS: Final[tuple[list[Any], ...]] = (
     *([0.1, -2.5], [[0.1, 1e-50], [3.5, -0.0]], [(0.5, 1.5), [2.5, 3.5]], [1, 2]),
     *([[1, 2], [3, -4]], [float("nan"), float("inf"), -float("inf")]),
-    [3.4028234663852886e38, 3.4028235e38],  # the largest float32, and what is rounded to it
+    [3.4028234663852886e38, 3.4028235e38],  # the largest float32, and a number that rounds to it
     *([3.5e38], [-1e300, 1.0], [2**53 + 1, 1], [2**63 - 1, -(2**63)], [2**63, 1], [2**64, 1]),
     *([1, 0.5], [0.5, 1], [0.5, 2**70], [0.5, True], [True, False], [0.5, None], [None], ["1"]),
     *([0.5, "1"], [b"1"], [1j, 0.5], [np.float64(0.5), 0.5], [0.5, np.float32(0.1)]),
@@ -147,13 +147,13 @@ def test_lists_of_numbers_take_the_fast_path() -> None:
     assert indices.tolist() == [3, -1]
 
 
-# Tensors: of a torch that says what it is asked for
+# Tensors of a fake torch, which count how often they are read
 
 
 class Tensor:
-    """A class that passes for torch's by its module's name."""
+    """A stand-in for `torch.Tensor`; the fixture `torch` makes it that."""
 
-    __module__ = "other"  # not for whoever knows it by its class's
+    __module__ = "other"  # the library must not go by this name
 
     def __init__(self, array: Any, *, requires_grad: bool = False) -> None:
         self._array = array
@@ -166,7 +166,7 @@ class Tensor:
         return self._array
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        """Return the array to the slow path."""
+        """Give the slow path the array."""
         return self._array
 
 
@@ -175,7 +175,7 @@ TORCH: Final = {name: object() for name in ("float32", "float64", "int32", "int6
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module of torch's name, with this class and its dtypes."""
+    """Install a module named torch, with the class above and its dtypes."""
     module = types.ModuleType("torch")
     vars(module).update(TORCH, Tensor=Tensor)
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -184,7 +184,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 @contextlib.contextmanager
 def applies() -> Iterator[tuple[list[Any], list[Callable[[Any], bool]]]]:
-    """The accumulators, and applies of the same two rows of two."""
+    """Yield accumulators, and calls that apply two rows of two numbers to them."""
     specs = {
         "a": shmacc.TensorSpec(None, "float32"),
         "b": shmacc.IndexedSlicesSpec(None, "float32"),
@@ -220,16 +220,16 @@ def test_a_tensor_is_read_in_place_and_released() -> None:
 def test_only_plain_tensors_take_the_fast_path() -> None:
     ones = np.ones((2, 2), np.float32)
     tensors = [
-        Tensor(ones, requires_grad=True),  # torch gives its array where it records no gradient
+        Tensor(ones, requires_grad=True),  # torch gives an array only if it records no gradient
         Tensor(ones.astype(np.float64)),
         type("Subclass", (Tensor,), {})(ones),
     ]
-    bad: list[Any] = [Tensor(ones) for _ in range(2)]  # they have no array
+    bad: list[Any] = [Tensor(ones) for _ in range(2)]  # their numpy() returns no array
     bad[0].numpy, bad[1].numpy = lambda: None, lambda: bad[1]
     with applies() as (_, calls):
         for apply in calls:
             for tensor in (*tensors, *bad):
-                assert apply(tensor)  # the long way
+                assert apply(tensor)  # by the slow path
     assert not any(tensor.asked for tensor in tensors)
     for array in ones[::-1].T, ones.view(np.matrix):
         assert _core.plain_array(Tensor(array), FLOAT32) is None
@@ -255,7 +255,7 @@ def test_a_handlers_exception_while_a_tensor_is_read_passes_through(raised: Base
 
     def numpy() -> Any:
         signal.raise_signal(signal.SIGUSR1)
-        for _ in range(3):  # where handlers run
+        for _ in range(3):  # handlers run between these steps
             pass
         return tensor._array
 
@@ -284,7 +284,7 @@ def test_a_tensor_whose_array_raises_takes_the_slow_path() -> None:
         assert all(apply(tensor) for apply in calls)
 
 
-# Buffers
+# Other objects
 
 
 def test_a_scalar_gives_what_the_slow_path_gives() -> None:
@@ -293,7 +293,7 @@ def test_a_scalar_gives_what_the_slow_path_gives() -> None:
             same(acc, lambda value: acc.apply_grad(value, shmacc.NEVER_STALE), scalar)
 
 
-def test_int32_row_numbers_give_what_int64_ones_give() -> None:
+def test_int32_row_numbers_in_range_take_the_fast_path() -> None:
     values = np.ones((3, 2), np.float32)
     rows = np.array([4, 0, 4], np.int32)
     of = 0, layout.SUMS["float32"], layout.REDUCTIONS["MEAN"]
@@ -305,7 +305,7 @@ def test_int32_row_numbers_give_what_int64_ones_give() -> None:
         assert group.take(1)["emb"].indices.tolist() == [0, 4]
 
 
-def test_a_member_of_another_kind_refuses_a_gradient() -> None:
+def test_a_gradient_of_another_kind_or_member_is_refused() -> None:
     of = layout.SUMS["float32"], layout.REDUCTIONS["MEAN"]
     rows, values = np.array([1, 2]), np.ones((2, 2), np.float32)
     of_rows = _core.sparse_gradient(0, *of, rows, values, None, ascending=True, count=1, weight=1)

@@ -18,7 +18,7 @@ SIZES: Final = [
 
 
 def epoch_of(samplers: list[StepSampler], epoch: int) -> list[list[list[int]]]:
-    """Each step's batches, by rank."""
+    """Return the batches of each step, by rank."""
     steps = samplers[0].steps_per_epoch
     return [[each[epoch * steps + step].tolist() for each in samplers] for step in range(steps)]
 
@@ -42,7 +42,7 @@ def test_without_drop_last_an_epoch_has_all_samples(length: int, batch: int, rep
         assert sorted(flat(epoch)) == list(range(length))
         sizes = [len(one) for step in epoch for one in step]
         assert 1 <= min(sizes) <= max(sizes) <= batch
-        # Only the last step is short, and the one before if it gives samples to it.
+        # Only the last step is short, or also the step before, if it gives samples to the last.
         assert all(size == batch for size in sizes[: -2 * replicas])
 
 
@@ -60,7 +60,7 @@ def test_with_drop_last_batches_are_full_and_no_sample_is_there_twice(
         assert {len(one) for step in epoch for one in step} == {batch}
         assert len(set(flat(epoch))) == length // (batch * replicas) * batch * replicas
     if length > 2:
-        assert set().union(*map(flat, epochs)) == set(range(length))  # none is left out for ever
+        assert set().union(*map(flat, epochs)) == set(range(length))  # some epoch uses each sample
         assert len({tuple(flat(epoch)) for epoch in epochs}) > 1
 
 
@@ -75,7 +75,7 @@ def test_a_batch_is_a_function_of_arguments_and_step() -> None:
     ):
         for step, batch in zip(reversed(steps), reversed(batches), strict=True):
             np.testing.assert_array_equal(other[step], batch)
-            other[step][:] = -1  # it is the caller's
+            other[step][:] = -1  # the caller may change a batch
     assert batches[0].dtype == np.int64
     assert StepSampler(100, 7, 3, 1, seed=5)[0].tolist() != batches[3].tolist()
     assert "100, 7, 3, 1" in repr(sampler)
