@@ -90,7 +90,7 @@ def _wrap_what_is_unpickled() -> None:
 
 
 class _EndOfThread:
-    """Calls functions when its thread ends. The thread's `_of_thread` keeps this object."""
+    """Calls functions when its thread ends: Python then drops `_of_thread`, which holds it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()

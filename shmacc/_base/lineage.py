@@ -1,4 +1,4 @@
-"""The lineage of a copy of parameters, which names its last update, and facts about a copy."""
+"""`Lineage` names the last update in a copy of parameters; `Copy` has facts about a copy."""
 
 from typing import NamedTuple
 

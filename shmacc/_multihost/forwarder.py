@@ -8,8 +8,8 @@ If the group has parameters, the host has a copy of them. The copy changes first
 afterwards, so that a worker never sees a step before its parameters. `next_change` says what to do
 with the copy. This takes long, too, and the driver does one such change at a time. While the copy
 changes, the forwarder follows no later owner: it would report a copy that is just being changed.
-Changes of a copy, and drops of gradients, come only with a higher step of the segment: `apply`
-refuses only lower steps, and would otherwise accept a gradient computed from the old copy.
+The copy changes, and gradients are dropped, only if the segment's step rises, too: `apply` refuses
+only lower steps, so at the same step it would accept a gradient computed from the old copy.
 """
 
 from dataclasses import replace

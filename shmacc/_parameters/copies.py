@@ -212,10 +212,10 @@ def state(params: Parameters, timeout: float | None = None) -> tuple[Copy, dict[
 
 
 def check(params: Parameters, state: Mapping[str, ValueArray]) -> None:
-    """Check that a state is one of these parameters' states.
+    """Check that `state` is a state of `params`.
 
     Raises:
-        InvalidArgumentError: The value is no state, or other parameters' state.
+        InvalidArgumentError: `state` is no state, or a state of other parameters.
     """
     states.of_state(_opened(params)[1], state)
 

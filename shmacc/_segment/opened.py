@@ -157,7 +157,7 @@ class Opened(Owner):
         raise NotImplementedError
 
     def _check_asked(self, asked: Spec[Any]) -> None:
-        """Make checks of a constructor's arguments that comparing the specs does not make."""
+        """Check what the comparison of the specs leaves out; by default nothing."""
 
     def _own(self) -> Any:
         raise NotImplementedError

@@ -170,7 +170,9 @@ def test_a_handle_that_read_no_step_has_the_timeline_it_opened_in(chief: Any, wo
     assert rows_in(chief.take(2, timeout=0)) == {3, 5}
 
 
-def test_each_thread_has_its_own_read_of_the_step(chief: Any, worker: Any) -> None:
+def test_a_step_that_a_thread_read_stays_old_though_another_reads_after_a_restore(
+    chief: Any, worker: Any
+) -> None:
     state = save(chief)
     read, restored = threading.Event(), threading.Event()
 

@@ -316,7 +316,7 @@ def test_shmacc_guard_0_leaves_signals_alone(asked: str) -> None:
         assert (status, "The write was undone" in complaint) == (1, True), complaint
 
 
-def test_other_values_of_shmacc_guard_are_refused() -> None:
+def test_shmacc_guard_in_the_environment_must_be_0_or_1() -> None:
     status, complaint = run(WRITE, environment={"SHMACC_GUARD": "no"})
     assert status == 1
     assert "InvalidArgumentError: The environment variable SHMACC_GUARD must be 0" in complaint

@@ -72,7 +72,7 @@ def divided(group: HostGroup, ends: object) -> _core.RoundResult:
     return taken
 
 
-def test_divided_sums_are_read_only_as_columns_and_undivided_sums_never() -> None:
+def test_a_divided_round_gives_columns_only_and_an_undivided_one_arrays_only() -> None:
     """Only the columns have memory, so no member of a divided round can become an array."""
     with HostGroup({"m": shmacc.TensorSpec((4000,), "float64")}) as group:
         assert group.apply({"m": np.ones(4000)}, 0)

@@ -66,7 +66,7 @@ def with_a_host_that_lacks_the_update(*hosts: str) -> CopiesTable:
     return table
 
 
-def test_segments_begin_at_step_0_once_the_first_parameters_are_restored() -> None:
+def test_hosts_are_not_ready_until_the_first_parameters_are_restored() -> None:
     table = CopiesTable("a", "b", restored=False)
     assert table.steps == [-1, -1]
     assert isinstance(table.ask_from("a"), NotReady)

@@ -277,8 +277,8 @@ def test_a_round_that_was_given_up_makes_no_step_void() -> None:
     assert (table.owner.step, table.owner.accumulated) == (0, 2)
 
 
-def test_gradients_before_a_host_follows_advance_step_are_of_the_old_step() -> None:
-    """They are in no round, like an apply right before `advance_step` on one host."""
+def test_gradients_applied_before_a_host_hears_of_advance_step_are_old() -> None:
+    """They come into no round, as if applied just before `advance_step` on one host."""
     table = Table("a", "b")
     assert table.owner.advance_step(5, table.now) == 0
     _, segment = table.hosts["a"]

@@ -40,7 +40,7 @@ group = shmacc.attach(name, timeout=60)
 assert "ray" not in sys.modules
 step = group.global_step
 for number in itertools.count():
-    seen = None if params is None else params.step  # at once: the step is what it has just seen
+    seen = None if params is None else params.step  # before the sleep, while `step` is new
     own = rank * 1_000_000 + life * 10_000 + number
     time.sleep(random.uniform(0, 0.03))
     print("apply", own, step, file=log)

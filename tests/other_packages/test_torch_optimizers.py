@@ -219,7 +219,7 @@ def test_the_first_matching_pattern_is_used() -> None:
 
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
-def test_patterns_may_name_optimizers_of_both_kinds(kind: Any) -> None:
+def test_patterns_may_name_optimizers_of_shmacc_and_of_torch(kind: Any) -> None:
     """An optimizer of torch applies to its parameters that match no earlier pattern."""
 
     def ours(model: Words) -> Any:

@@ -132,7 +132,7 @@ def test_a_capacity_that_is_not_given_agrees_with_any() -> None:
         assert same.capacity == 2
 
 
-# How to make and attach each kind. SharedArrays.attach also opens parameters if not writable.
+# How to make and attach each kind. Read-only, SharedArrays.attach accepts parameters, too.
 OF_KIND: Final[dict[str, tuple[Callable[[], Any], Callable[[str], Any]]]] = {
     "dense": (lambda: ConditionalAccumulator("f4", None, NAME), ConditionalAccumulator.attach),
     "sparse": (lambda: SparseConditionalAccumulator("f4", None, NAME),

@@ -9,7 +9,7 @@
 //
 //   Header        Config (never changes), the two RoundStates with the generation that determines which is
 //                 current, the wait queue's head, the events
-//   Directory     the members: kind, dtype, declared shape, name (never changes; directory.hpp)
+//   Directory     the members: kind, dtype, declared shape, name (never changes; member_specs.hpp)
 //   Participants  one entry for each attached process; entry i belongs to the process that holds the kernel's
 //                 record locks on its bytes (presence.hpp)
 //   Waiters       one entry for each waiting take

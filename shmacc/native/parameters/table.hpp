@@ -180,8 +180,8 @@ class Table {
         reserve();
     }
 
-    // An update saves ids, stamps and steps of places that it gives away or frees (`marked`), then steps and rows of
-    // places whose rows it changes (`touched`).
+    // An update saves ids, stamps and steps of the places that it assigns to new ids or frees (`marked`), then steps and
+    // rows of the places whose rows it changes (`touched`).
     SavedArray saved_marks() const {
         SavedArray saved{member_.number(), marked_.size(), 1, {}};
         saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};

@@ -3,7 +3,7 @@
 // The optimizers are a unit of their own (optimizers.cpp), since each is compiled for several types and widths.
 #pragma once
 
-#include "base/directory.hpp"
+#include "base/member_specs.hpp"
 #include "values/kernels.hpp"
 
 namespace shmacc {

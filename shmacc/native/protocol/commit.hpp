@@ -103,8 +103,8 @@
 #include <algorithm>
 
 #include "base/assertions.hpp"
-#include "base/directory.hpp"
 #include "base/errors.hpp"
+#include "base/member_specs.hpp"
 #include "base/words.hpp"
 
 namespace shmacc {

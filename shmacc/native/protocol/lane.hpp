@@ -218,7 +218,7 @@ class Lane {
     bool begun_ = false;
 };
 
-// A member of a lane as an operation changes it, with the lane's lock.
+// A member of a lane, for an operation with the lane's lock: what was committed, and what the operation makes of it.
 class Member {
   public:
     // The member as committed at the generation of `lane_state`, which must outlive this object.

@@ -16,8 +16,8 @@
 #include <numpy/arrayobject.h>
 
 #include "base/clock.hpp"
-#include "base/directory.hpp"
 #include "base/errors.hpp"
+#include "base/member_specs.hpp"
 #include "base/process.hpp"
 #include "values/halves.hpp"
 #include "values/output.hpp"

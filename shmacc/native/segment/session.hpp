@@ -115,8 +115,8 @@ struct Totals {
         for (const auto& counter : kLaneCounters) ever.*counter.number += lane.*counter.number;
     }
 };
-// Reading many lanes, or many members' rows, takes longer than an apply. So if processes apply without a pause, the
-// lanes' numbers may be from different instants (after kAttempts), but of the same round, in which they only grow.
+// Repeats the reading until no lane has changed meanwhile, at most kAttempts times. After that the lanes' numbers may be
+// of different instants, but are of the same round, in which they only grow.
 inline Totals totals(OpenSegment& segment, bool with_rows = false) {
     constexpr int kAttempts = 100;
     for (int attempt = 0;; ++attempt) {

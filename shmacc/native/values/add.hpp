@@ -4,7 +4,7 @@
 // maximum, say) needs a struct like `Add`, a case in `with_sums`, and its types in SHMACC_FOR_ALL_SUMS.
 #pragma once
 
-#include "base/directory.hpp"
+#include "base/member_specs.hpp"
 #include "values/kernels.hpp"
 
 namespace shmacc {

@@ -1,7 +1,7 @@
 // How a take reduces sums: divides them, and checks them against the range of the accumulator's dtype.
 #pragma once
 
-#include "base/directory.hpp"
+#include "base/member_specs.hpp"
 #include "values/kernels.hpp"
 
 namespace shmacc {

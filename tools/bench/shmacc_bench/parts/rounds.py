@@ -99,7 +99,7 @@ class Job:
 
 
 class Worker:
-    """A worker for both sides."""
+    """Hands a gradient to shmacc's group, or to torch's shared tensors."""
 
     def __init__(
         self, number: int, workload: Workload, group: AccumulatorGroup, shared: Any
