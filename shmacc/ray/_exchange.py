@@ -130,7 +130,7 @@ class Exchange:
             self._changed.wait_for(over, seconds)
 
     def write(self, number: int, text: bytes) -> int:
-        """Queue output for the caller; wait while too much is queued, unless the caller has left."""
+        """Queue output for the caller. While too much is queued, wait, unless the caller left."""
         with self._changed:
             self.wait_until(lambda: self.wanted.leaves or self._bytes < _KEPT)
             self._tell(number, text)
