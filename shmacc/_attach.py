@@ -12,8 +12,8 @@ from shmacc._segment.options import Owners, checked_owners
 from shmacc._values import arguments
 
 Found = SparseConditionalAccumulator | ConditionalAccumulator | AccumulatorGroup | Any
-"""What `attach` returns. Any stands for parameters and shared arrays, and lets type checkers accept
-every method. ``SharedArrays.attach`` returns a precise type."""
+"""What `attach` returns. Any stands for parameters and shared arrays: type checkers accept every
+method of such a result. ``SharedArrays.attach`` returns a precise type."""
 
 # Public names, not classes: so `attach` imports only the class that it needs.
 _CLASSES = {

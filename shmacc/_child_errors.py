@@ -84,7 +84,7 @@ def is_unpickling() -> bool:
 def _wrap_what_is_unpickled() -> None:
     if not is_unpickling():
         return
-    _wrap_when_it_begins()  # A SpawnProcess calls `_after_fork`, but no registered functions:
+    _wrap_when_it_begins()  # not enough: a SpawnProcess calls only `_after_fork`
     for context in loaded("context"):
         context.SpawnProcess._after_fork = staticmethod(_wrap)  # noqa: SLF001
 
@@ -128,7 +128,7 @@ def _watch_the_forking_thread() -> None:
     # Only the thread's locals refer to this object, and Python drops them when the thread ends.
     _of_thread.end = _EndOfThread()
     _end = weakref.ref(_of_thread.end)
-    # By then Python has forgotten the thread's exception. So this hook keeps it earlier.
+    # When the thread ends, Python has forgotten its exception. So this hook keeps it earlier.
     hook = threading.excepthook
 
     def keep(args: Any) -> None:

@@ -15,7 +15,7 @@ def extension() -> ModuleType:
         return importlib.import_module("shmacc._core")
     except ModuleNotFoundError as missing:
         tree = os.path.dirname(__file__)
-        # If not: the extension needs a missing module, or the installed package is damaged.
+        # The extension lacks another module, or an installed shmacc is damaged: explain nothing.
         if missing.name != "shmacc._core" or not os.path.isdir(f"{tree}/native"):
             raise
         # Usually shmacc is installed too, but Python first searches the current folder, or the

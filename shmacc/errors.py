@@ -69,8 +69,8 @@ class DeadlineExceededError(ShmaccError, TimeoutError):
     The message of a take also names the processes that have died or failed at this step or the step
     before, each with its exception.
 
-    What to do: Call it again, since nothing is lost; if that does not help, ``shmacc-inspect
-    check`` names the cause.
+    What to do: Make the call again, since nothing is lost; if that does not help,
+    ``shmacc-inspect check`` names the cause.
 
     Attributes:
         accumulated: How many gradients had arrived.
@@ -183,7 +183,7 @@ class PermissionDeniedError(ShmaccError, PermissionError):
 
 
 class OutOfRangeError(ShmaccError, OverflowError):
-    """A result exceeds its integer dtype (the round stays), or a sum 64 bits (nothing was added).
+    """A result exceeds its integer dtype (the round stays), or a sum exceeds 64 bits (not added).
 
     What to do: Use a wider dtype, or smaller numbers and weights; a round that stays can be dropped
     by ``advance_step``.
@@ -207,8 +207,8 @@ class FinishedError(OutOfRangeError):
 class DataLossError(ShmaccError):
     """The file under the name is not a valid segment of this version.
 
-    What to do: End its users, then ``shmacc-inspect remove NAME --force --yes``; or use the version
-    that made it.
+    What to do: End the processes that use it, then ``shmacc-inspect remove NAME --force --yes``; or
+    use the version of shmacc that made the file.
 
     Attributes:
         version: The file's layout version, if that is the reason.

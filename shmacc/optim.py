@@ -42,7 +42,7 @@ __all__ = [
 
 
 _DECAY = 4  # the index of the weight decay in an optimizer's numbers
-_LIMITS = 5  # the index there of the constraint's first number
+_LIMITS = 5  # the index of a constraint's first number among the same numbers
 
 
 class Slot(NamedTuple):
@@ -227,7 +227,7 @@ class Adagrad(Optimizer):
         p -= learning_rate / (sqrt(accumulator) + epsilon) * g
 
     For the mean, the squares are added in eight sums: sum k has the elements k, k + 8, ... in
-    order. These sums are added as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))`` and divides by n.
+    order. These sums are added as ``((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))``, then divided by n.
     An array of one dimension is then a single row, so its gradient must be dense. Gradients are
     squared with the penalty of ``weight_decay``, as with FBGEMM's ``WeightDecayMode.L2``.
 

@@ -94,7 +94,7 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     def _terms(self, contributor: object, weight: object, timeout: object) -> Terms:
         """Return the terms of a single gradient.
 
-        From now on, takes learn if this process dies or fails, even if an argument is bad.
+        With a contributor, takes learn from now on if this process dies or fails.
 
         Raises:
             InvalidArgumentError: An argument is bad.
@@ -143,10 +143,10 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close. After an exception this process has failed; ``on_death="raise"`` reports it.
+        """Close. After an exception in the block, waits with ``on_death="raise"`` report a failure.
 
-        SystemExit of 0 or None is no failure. GeneratorExit is a failure: it closes a generator
-        after ``break``, but also after an exception in the loop over the generator.
+        SystemExit of 0 or None is no failure. GeneratorExit is a failure: a ``break`` in the loop
+        over a generator raises it in the generator, but so does an exception in that loop.
         """
         self._close(error)
 
@@ -307,8 +307,8 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
     ) -> _Partial_co:
         """Take the sums, not divided; leave the step as it is.
 
-        A sparse partial of no gradients has no rows. A dense one has zeros of the declared shape,
-        where an undeclared dimension has size 0.
+        A sparse partial of no gradients has no rows. A dense partial of no gradients has zeros of
+        the declared shape, where an undeclared dimension has size 0.
 
         Args:
             num_required: How many gradients to wait for. 0: take all pending gradients, even none,

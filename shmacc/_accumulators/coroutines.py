@@ -80,7 +80,7 @@ async def wait_in_thread(
             raise ResourceExhaustedError(
                 f"No thread could be started for a wait: {error}"
             ) from error
-        await asyncio.wait([ended])  # unlike `await ended`, does not cancel it
+        await asyncio.wait([ended])  # `await ended` would cancel `ended` with this coroutine
     except GeneratorExit:  # the task was discarded, and must not wait
         handle.end_wait(caller)
         raise
@@ -90,14 +90,14 @@ async def wait_in_thread(
         while thread.is_alive():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([ended], timeout=_PAUSE)
-        # The call may have succeeded before its wait was ended.
+        # Undo what the call has done if it succeeded before `end_wait` could end it.
         failures.clear()
         undo()
         raise
     # The thread's call is over, so this join waits for its last few instructions only.
     thread.join()
     if failures:
-        raise failures.pop()  # no reference cycle: the error refers to this frame
+        raise failures.pop()  # pop breaks the reference cycle of error, frame and list
     return results.pop()
 
 
@@ -200,7 +200,7 @@ async def wait_step(
     at = await wait_in_thread(
         handle, lambda caller: handle.wait_step(after, timeout, raises, caller), lambda: None
     )
-    # The waiting thread has read the step, but this thread computes the gradients from it.
+    # The other thread has read the step. Note the read for this thread, which computes from it.
     handle.read_in_thread(at)
     return at[0]
 
@@ -231,7 +231,7 @@ class AsyncSteps:
         """
         if self._ended:
             raise StopAsyncIteration
-        # Read the fields here, in the loop's thread, for the wait in the other thread.
+        # Read the fields here: only the loop's thread uses them, and the wait is in another thread.
         last, timeout, raises = self._last, self._timeout, self._raises
         self._last = new = await wait_in_thread(
             self._handle,

@@ -1,4 +1,4 @@
-"""Warns of mistakes in a program that make the accumulator drop each of its gradients."""
+"""Warns of mistakes in a program because of which all its gradients are dropped."""
 
 import contextlib
 import logging
@@ -29,7 +29,7 @@ _IS_REPEATED = (
 
 
 def warn_of_repeated(shared_name: str, contributor: int) -> None:
-    """Warn that a gradient with NEVER_STALE was not added: its contributor is in the round."""
+    """Warn that a gradient with NEVER_STALE was not added, as the round has its contributor."""
     _logger.warning(_IS_REPEATED, shared_name, contributor)
 
 
@@ -47,8 +47,8 @@ class Drops:
             if local_step is arguments.NO_STEP and self._handle.step > 0:
                 self._tell(_IS_STALE, self._shared_name, self._handle.step)
             elif self._handle.behind(arguments.int64(local_step, "local_step")):
-                # One such gradient is normal: it was computed before the restore. A second one
-                # after the same read of the step means that the worker does not read it again.
+                # One gradient from before a restore is normal. If a second one follows the same
+                # read of the step, the worker does not read the step again after the restore.
                 now = threading.get_ident(), self._handle.last_read()
                 if now == self._behind:
                     self._tell(_IS_BEHIND, self._shared_name)

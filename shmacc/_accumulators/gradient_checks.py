@@ -112,8 +112,8 @@ def partial_contributors(partial: Any) -> IndexArray | None:
     """Return the contributors of a partial, ascending; None if it has no contributors.
 
     Raises:
-        InvalidArgumentError: They are not distinct integers from 0 to ``2**63 - 1``, or they are
-            more than the partial's gradients.
+        InvalidArgumentError: They are not distinct integers from 0 to ``2**63 - 1``, or there are
+            more of them than gradients in the partial.
     """
     who = distinct(getattr(partial, "contributors", None), "partial.contributors")
     if who is not None and len(who) > partial.count:
@@ -177,7 +177,7 @@ def _check_not_divided(partial: object) -> None:
 
 
 def given_shape(shape: Any) -> tuple[int, ...] | None:
-    """Return a ``grad_shape``, flattened; None or ``[]`` is "not given", -1 is "unknown".
+    """Return a ``grad_shape`` as a flat tuple (-1: unknown); None if it is None or ``[]``.
 
     Raises:
         InvalidArgumentError: The shape does not consist of integers.
@@ -207,7 +207,7 @@ def checked_rows(
         given: The gradient's own ``grad_shape``.
         declared: The accumulator's declared shape.
         row_counts: For a partial: the count of each row. If given, indices must not repeat.
-        exact: Whether values of more dimensions than declared are a conflict, too.
+        exact: Whether values with more dimensions than declared are a `conflict`.
 
     Raises:
         InvalidArgumentError: TensorFlow's check 2 to 7 fails; the first that fails is reported.
@@ -249,7 +249,7 @@ def _check_sparse(
         _check_given_against_declared(given, declared)
     limit = declared[0] if declared else None
     ascending, over, negative = _core.check_rows(indices, INT64_MAX if limit is None else limit)
-    # Without a limit, 2**63 - 1 stands for it; but this is also a valid row number.
+    # Without a limit, check_rows got INT64_MAX, and reports this row number, although it is valid.
     if over >= 0 and limit is not None:
         raise InvalidArgumentError(_over_limit(indices, over, limit))
     return ascending and negative < 0

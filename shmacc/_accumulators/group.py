@@ -76,8 +76,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
 
     def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
         super()._examine(existing, own)
-        # A contributor, and where to store the answer to its gradient: if a signal handler raises,
-        # the caller cannot see what the apply returns.
+        # An apply of this contributor stores its result in this Answer, too: if a signal handler
+        # raises, the caller cannot see what the apply returns.
         self._awaited: tuple[int, Answer] | None = None
         self._members = {
             spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
@@ -85,7 +85,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
         self._names = tuple(self._members)
 
     def _check_asked(self, asked: AccumulatorSpec) -> None:
-        """Refuse a group if its step and gradients belong to other parameters than the specs do."""
+        """Refuse a group whose step and gradients belong to other parameters than its specs."""
         super()._check_asked(asked)
         for token, name in {member.parameters for member in asked.members if member.parameters}:
             if not self._handle.belong_to(token):
@@ -134,8 +134,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 open round, for room (``capacity``); None: for ever.
 
         Returns:
-            True if it, or another gradient of its contributor, is in the round; False if it was
-            dropped, because ``local_step`` is less than the group's step, or because of a seal.
+            True if the gradient, or another gradient of its contributor, is in the round; False if
+            it was dropped, because ``local_step`` is less than the group's step or of a seal.
 
         Raises:
             InvalidArgumentError: An unknown member, or a member's gradient is malformed or does not
@@ -155,7 +155,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 f"{type(gradient).__name__}"
             )
         members = []
-        # All members are checked before the lock is taken: a bad member adds nothing to the others.
+        # Check all members before anything is added: if one is bad, the gradient adds nothing.
         for name, value in gradient.items():
             member = self._member(name)
             try:
@@ -202,7 +202,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
             )
         members, count, weight = self._members_of(partial)
         who = gradient_checks.partial_contributors(partial)
-        # There is nothing to add, but the result says whether the step was stale.
+        # A partial of no gradients adds nothing, but the result says whether its step is stale.
         if count == 0:
             return not self._handle.drop_if_stale(step, 0, seconds) or self._dropped(local_step)
         added = self._handle.apply_group(members, step, (count, weight, who, seconds))

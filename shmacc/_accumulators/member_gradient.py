@@ -21,8 +21,8 @@ from shmacc.errors import InvalidArgumentError
 class MemberInput:
     """Checks a user's values for one member, and turns them into arguments of the extension.
 
-    A single accumulator has one member. It passes plain gradients directly to the extension, which
-    is faster (a group of one member takes 1.5 times as long), and uses this class for all others.
+    A single accumulator has one member. It uses this class only for gradients that need conversion;
+    others go directly to the extension (a group of one member takes 1.5 times as long).
     """
 
     __slots__ = (

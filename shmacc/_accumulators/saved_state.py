@@ -51,7 +51,7 @@ def to_arrays(taken: RoundResult, specs: tuple[AccumulatedMember, ...]) -> dict[
 
 
 def emptied(state: Mapping[str, ValueArray], step: int) -> dict[str, ValueArray]:
-    """Return a state of the same accumulator at that step, without gradients."""
+    """Return a copy of `state` that has no gradients, and this `step`."""
     empty = {key: state[key] for key in ("members", "specs")}
     nothing = {"count": np.array(0), "weight": np.array(0), "contributors": np.empty(0, np.int64)}
     return {**empty, "step": np.array(step), **nothing}
@@ -106,7 +106,7 @@ def _saved_members(
     order = names(state, "members", existing, "member", "accumulator's")
     known = {f"{number}.values" for number in range(len(order))}
     for key in state:
-        # Otherwise sums of a member that the state does not name would be lost silently.
+        # Without this check, sums of a member that the state does not name would be ignored.
         if isinstance(key, str) and _NUMBERED.fullmatch(key) and key not in known:
             raise InvalidArgumentError(f"The state has {key!r}, but names {len(order)} members")
     return order

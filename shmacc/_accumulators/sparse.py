@@ -69,9 +69,9 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
                 it; "error": raise AlreadyExistsError; "replace": remove it, if no living process
                 has it attached, and create a new one. This has no effect on private accumulators.
             unlink_on_close: Whether the name is removed and the run finished when the process that
-                created the accumulator closes this object or ends in order. If that process was
-                killed, this passes to the next process that constructs the accumulator with this
-                flag. Otherwise the flag has no effect in a process that attaches.
+                created the accumulator closes this object or ends in order. In a process that
+                attaches, the flag has no effect, unless the creator was killed: then the next
+                process that constructs the accumulator with this flag does this in its place.
             lanes: How many applies can go on at the same time (1 to 32); None: 1, or the number of
                 an existing accumulator. A take adds the lanes up in the order of their numbers.
                 With several lanes, gradients are not added in order of arrival, and a take may get
@@ -241,7 +241,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             # TensorFlow drops a stale gradient before it makes check 9.
             if rows.refusal is None and self._handle.drop_if_stale(step, count, seconds):
                 return False
-            # With both faults, a fresh gradient gets TensorFlow's message, a stale one gets ours.
+            # If there is a refusal, too, a fresh gradient still gets the conflict's message, which
+            # is TensorFlow's; a stale gradient gets the refusal's.
             if rows.refusal is None or step >= self._handle.step:
                 raise InvalidArgumentError(rows.conflict)
         rows.check()

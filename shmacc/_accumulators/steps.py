@@ -152,9 +152,8 @@ class Stepped(Opened):
 
         Raises:
             FinishedError: The accumulator is finished.
-            ChiefDiedError: ``on_death`` is "raise"; all processes that have ever taken are dead or
-                have failed (except processes that left in order); and no living process has taken
-                or waits to take.
+            ChiefDiedError: ``on_death`` is "raise"; a process that had taken died or failed, rather
+                than leave in order; and no process is left that has taken or waits to take.
             DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.

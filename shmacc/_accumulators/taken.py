@@ -21,7 +21,7 @@ _Record = TypeVar("_Record")
 
 
 def _set(record: Any, name: str, value: object) -> None:
-    """Allow ``record.values *= 0.1``, which scales the array and then sets it again."""
+    """Allow ``record.values *= 0.1``: Python scales the array, then assigns it to the field."""
     before = getattr(record, name, None)
     # `before` is also None if there is no such field.
     if before is not value or before is None:

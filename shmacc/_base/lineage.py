@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Lineage(NamedTuple):
-    """The name of the last update in a copy, which also has all earlier updates.
+    """The name of a copy's last update. The copy also has all updates before that update.
 
     Attributes:
         term: The term of the owner that has named the update; 0: the parameters are no copy, or

@@ -5,9 +5,9 @@
 ``shmacc.NAMESPACE:NAME``              a segment made with ``SHMACC_NAMESPACE=NAMESPACE``
 ``shmacc.NAMESPACE:%run``              the record of the run (`shmacc.run`) whose children have
                                        this namespace
-``sem.shmacc.[NAMESPACE:]NAME.TOKEN``  its semaphore; TOKEN (16 hexadecimal digits) is the
-                                       segment's own, so that a new segment of an old name
-                                       never meets an old semaphore
+``sem.shmacc.[NAMESPACE:]NAME.TOKEN``  a segment's semaphore; each segment has a TOKEN of its own
+                                       (16 hexadecimal digits), so that a new segment of an old
+                                       name never meets an old semaphore
 =====================================  ===================================================
 
 In NAME, ASCII letters, digits, ``.``, ``_`` and ``-`` are written as they are. Any other character
@@ -136,7 +136,7 @@ def given(written_name: str) -> str | None:
 
 
 def name_made_as(written_name: str) -> str:
-    """Return the name of this written form; if a damaged segment holds other text, the text."""
+    """Return the name that has this written form; if none has it (damage), return the text."""
     return given(written_name) or written_name
 
 
@@ -232,7 +232,7 @@ def is_in(outer: str, namespace: str | None) -> bool:
 
 
 def parse_semaphore_file(file_name: str) -> tuple[SegmentName, int] | None:
-    """Return the segment's name and token from a semaphore's file name; None if it is another's."""
+    """Return the segment's name and token from a semaphore's file name; None for other files."""
     match = _SEMAPHORE_FILE.fullmatch(file_name)
     name = parse_segment_file(match[1]) if match else None
     return (name, int(match[2], 16)) if match and name else None

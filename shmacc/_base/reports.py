@@ -133,7 +133,7 @@ class Compared(TypedDict):
 
     rows: int  # the number of rows in the table
     compared: int  # rows that were still in the table when they were copied
-    changed: int  # places that may have been given to other rows
+    changed: int  # places that an update may have freed or filled during the comparison
     committed: bool  # whether there was a commit during the comparison
     in_operation: bool  # whether an operation was running, or interrupted, afterwards
     lost: int  # rows that a search of the index does not find
@@ -189,7 +189,7 @@ class Pace(TypedDict):
     block_ns: int
     between_ns: int
     late: list[tuple[int, int, int]]  # contributor, or -pid; rounds; nanoseconds
-    unchecked: tuple[int, int, int]  # gradients, the sum of their steps, the most steps
+    unchecked: tuple[int, int, int]  # NEVER_STALE gradients: number; ages in steps, sum and maximum
 
 
 class Departed(TypedDict):

@@ -2,8 +2,8 @@
 
 Python runs a handler in whatever function is running, ours or a function that a conversion calls.
 So the handler's exception looks like that function's, and would be reported as a bad argument. The
-same is true of the exception after a write to a read-only array (native/python/write_guard.hpp),
-which has an attribute ``_interrupts``.
+same is true of the error for a write to a read-only array (native/python/write_guard.hpp); it is
+recognised by its attribute ``_interrupts``.
 """
 
 from collections.abc import Iterator

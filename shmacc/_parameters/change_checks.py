@@ -52,7 +52,7 @@ class ArrayChange(NamedTuple):
         number: The number of the array.
         rate: The learning rate, if the values are gradients; None: they are new contents.
         rows: The rows to change, ascending; None: all.
-        values: The bytes of the values, in C order. For a restored array: of each region.
+        values: The bytes of the values, in C order. A restored array has the bytes of each region.
         corrections: Adam's two bias corrections; None: computed from the array's number of updates.
     """
 
@@ -177,7 +177,7 @@ def owned(given: Any, dtype: DType, what: str) -> ValueArray:
 
 
 def _own(values: ValueArray, what: str) -> ValueArray:
-    """Return the values; copy a view, perhaps of arrays that the update changes."""
+    """Return the values; copy a view, which may be of arrays that the update changes."""
     try:
         return values if values.flags.owndata else values.copy()
     except MemoryError as error:

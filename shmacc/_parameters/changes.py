@@ -33,11 +33,11 @@ class Block(Protocol):
 
     @property
     def given(self) -> Any:
-        """The round that the block was given; None: the round has ended."""
+        """The value that the user's ``with`` block got; None: the round has ended."""
 
     @property
     def taken(self) -> Any:
-        """The round, which has a `step`."""
+        """The extension's record of the round, which has a `step`."""
 
 
 _Block = TypeVar("_Block", bound=Block)

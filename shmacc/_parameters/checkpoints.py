@@ -172,7 +172,7 @@ def _states(what: Mapping[str, Saved], timeout: float | None) -> dict[str, dict[
     steps = {what[name]._token: int(states[name]["step"]) for name in what.keys() - rounds.keys()}  # noqa: SLF001
     for name, seen in rounds.items():
         update, step = seen["update"], int(states[name]["step"])
-        # The parameters already have this round's gradients: a load must not bring them again.
+        # The parameters already have this round's gradients. A load must not restore them, too.
         if update and (update["is_in"] or steps.get(seen["belongs_to"]) == step + 1):
             states[name] = saved_state.emptied(states[name], step + 1)
     return states

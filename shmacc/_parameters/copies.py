@@ -74,10 +74,10 @@ def recipe(params: Parameters) -> Recipe:
 def open_copy(
     recipe: Recipe, shared_name: str, options: Options, state: Mapping[str, ValueArray] | None
 ) -> Parameters:
-    """Attach to a host's copy, or make one for `replace`.
+    """Attach to a host's copy, or make a copy, which `replace` then completes.
 
-    A new copy has the arrays and slots of the state at once: if this process dies before `replace`,
-    other processes find no zeros there. It has no rows of tables yet.
+    A new copy has the state's arrays and slots at once: if this process dies before `replace`,
+    other processes find no zeros there. `replace` adds the rows of tables.
 
     Args:
         recipe: The properties of the copy; a result of `recipe`.

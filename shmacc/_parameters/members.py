@@ -21,7 +21,7 @@ from shmacc._values.dtypes import DType
 from shmacc._values.specs import IndexedSlicesSpec, TensorSpec
 from shmacc.errors import DataLossError, InvalidArgumentError
 
-# Accumulators have no bools, so nothing reads this type of sums.
+# Accumulators have no bools, so nothing reads the type of sums (uint64) given here.
 BOOL = DType(
     "bool", dtype_names.BOOL, np.dtype(np.bool_), np.dtype(np.bool_), np.dtype(np.uint64), 1
 )

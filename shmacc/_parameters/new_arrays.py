@@ -198,7 +198,7 @@ def _constrained(
     if optimizer is None or optimizer.constraint is None or size == 0:
         return size, contents
     if contents is None:
-        made, row = _repeated(0.0, size, dtype), 1  # no norm changes zeros
+        made, row = _repeated(0.0, size, dtype), 1  # a limit of norms leaves zeros as they are
     else:
         made = arrays.empty(contents.shape, contents.dtype)
         made[...] = contents

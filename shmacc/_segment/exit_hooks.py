@@ -23,8 +23,8 @@ def close_with(owner: object, handle: _core.Handle) -> "weakref.finalize[..., An
     # The hooks must not refer to the owner, which would then never be collected.
     at_exit = _leave_at_exit(handle)
     if _child_errors.is_unpickling():
-        # Once the child has unpickled its process object, multiprocessing forgets its finalizers.
-        # Then it calls the functions that are registered here, which register a finalizer again.
+        # When the child has unpickled its process object, multiprocessing drops all finalizers, and
+        # then calls the functions registered here. So they register this finalizer again.
         for util in _child_errors.loaded("util"):
             util.register_after_fork(handle, _leave_at_exit)
     return weakref.finalize(owner, _close, handle, at_exit)
@@ -54,7 +54,7 @@ def _leave_at_exit(handle: _core.Handle) -> list[Any]:
     for util in _child_errors.loaded("util"):
         if util.Finalize not in makers:  # billiard uses multiprocessing's class
             makers.append(util.Finalize)
-            # The finalizer needs a priority: a process that ends calls no others.
+            # A process that ends calls only finalizers with a priority.
             made.append(util.Finalize(None, _leave, known, exitpriority=0))
     return made
 

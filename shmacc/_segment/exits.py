@@ -59,7 +59,7 @@ def way(hook: Hook, *, main_over: bool, others: bool, failed: bool) -> Way:
         return Way.ANNOUNCE_END if others else Way.CLOSE
     if not others:
         return Way.LEAVE
-    # The kernel soon ends the threads of a failed child, and of a program that ends.
+    # If the child has failed, or the program ends, the kernel soon ends the other threads.
     return Way.ANNOUNCE_END if failed or main_over else Way.LEAVE_LAST
 
 
@@ -71,7 +71,7 @@ def end(handle: _core.Handle, hook: Hook, error: BaseException | None = None) ->
         hook: The hook that is called.
         error: The exception that ends the object or process, if the hook knows one.
     """
-    # At the other hooks, the process ends even if a main thread is alive.
+    # Not for THREAD and POOL: there the process ends whether or not its main thread is alive.
     main_over = hook in {Hook.OBJECT, Hook.CHILD} and not threading.main_thread().is_alive()
     if error is None and main_over:
         error = _uncaught()
@@ -109,7 +109,7 @@ def _working_threads() -> list[threading.Thread]:
 
 
 class _LeavesLast(threading.Thread):
-    """Leaves in order when a child's other threads have ended, which until then apply and take."""
+    """Leaves in order after a child's other threads have ended; until then they apply and take."""
 
     def __init__(self, handle: _core.Handle) -> None:
         super().__init__(name="shmacc leaves last", daemon=False)

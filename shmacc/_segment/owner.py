@@ -50,7 +50,7 @@ class Owner:
 
     def _close(self, error: BaseException | None = None) -> None:
         """Close. `error` is the exception that left the accumulator's ``with`` block, if any."""
-        # Do not call the finalizer: if this is interrupted, it must still be able to run.
+        # Do not call the finalizer: if `end` is interrupted, the finalizer must still run later.
         self._opener = None
         exits.end(self._handle, exits.Hook.OBJECT, error)
         exit_hooks.cancel(self._finalizer)

@@ -143,7 +143,7 @@ def in_use(name: SegmentName, pids: tuple[int, ...]) -> FailedPreconditionError:
 
 
 def may_remove(name: SegmentName) -> None:
-    """Check the right to remove a segment before it is marked as removed, which is for ever.
+    """Check the right to remove a segment before it is marked as removed: the mark stays for ever.
 
     Raises:
         PermissionDeniedError: The segment is another user's.

@@ -27,7 +27,7 @@ from shmacc.errors import DataLossError, ShmaccError
 ROW = struct.Struct("=9q")
 _ROLE = re.compile(r"[a-z]+( [0-9]+)?")
 LOOP_ENDS = 4  # this many ends of a role in a short time are a crash loop
-_READS = 100  # tries to read a row twice alike; a killed writer may leave a row half written
+_READS = 100  # tries until two reads of a row agree; a killed writer may leave half a row
 
 
 class State(enum.IntEnum):
@@ -121,7 +121,7 @@ class Record:
     Attributes:
         name: The record's name. Its namespace is the namespace of the run's children.
         facts: The facts that never change.
-        holders: The process that called `run`, living or dead; no other has it attached.
+        holders: The process that called `run`, living or dead; only it attaches the record.
         roles: The run's roles.
     """
 
@@ -181,7 +181,7 @@ def records() -> list[SegmentName]:
 
 
 def started_in(is_meant: Callable[[str | None], bool]) -> list[SegmentName]:
-    """Return the records of runs started in a namespace that `is_meant` accepts, or inside these.
+    """Return the records of runs started in a namespace that `is_meant` accepts, or in such a run.
 
     If a record cannot be read, its name decides.
     """

@@ -16,7 +16,7 @@ from shmacc.errors import InvalidArgumentError
 OnDeath = Literal["wait", "raise"]
 """Whether a wait goes on or raises an error when a process that it depends on dies.
 
-Without that it may hang: tensorflow#20342, #5022.
+With "wait", the wait may then last for ever: tensorflow#20342, #5022.
 """
 
 INT64_MAX = 2**63 - 1
@@ -91,7 +91,7 @@ def attach_timeout(value: object) -> float | None:
     """Return how many seconds to wait for a name; None: do not wait; infinity: for ever.
 
     Raises:
-        InvalidArgumentError: As for `timeout`.
+        InvalidArgumentError: `timeout` raises it.
     """
     seconds = timeout(value)
     return math.inf if seconds is None and value is not None else seconds

@@ -135,8 +135,8 @@ def _made(make: Callable[..., ValueArray], shape: Any, dtype: np.dtype[Any]) -> 
 def row_numbers(value: Any, what: str) -> IndexArray:
     """Return row numbers as `index_array` does, but in memory of their own.
 
-    They are checked now and used later: if another thread writes into its array meanwhile, the
-    checked numbers must not change.
+    They are checked now and used later: if another thread writes into the caller's array meanwhile,
+    the checked numbers must not change.
     """
     given = index_array(value, what)
     try:

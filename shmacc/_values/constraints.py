@@ -18,13 +18,13 @@ from shmacc.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """The common base of constraints, which hold of the rows that an update changes.
+    """The common base of constraints. The rows that an update changes satisfy them afterwards.
 
     ``p`` is an element in the formulas. A NaN stays.
     """
 
     of_norms: ClassVar[bool] = False
-    """Whether it is of a row's norm, so that an array needs two dimensions."""
+    """Whether the constraint is on a row's norm, so that an array needs two dimensions."""
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -32,7 +32,7 @@ class Constraint:
             object.__setattr__(self, each.name, number)
 
     def config(self) -> tuple[int, list[float]]:
-        """Return the bits that an optimizer's kind has for this, and the limits."""
+        """Return the constraint's bits in the optimizer's kind, and the constraint's limits."""
         return layout.CONSTRAINTS[type(self).__name__], list(dataclasses.astuple(self))
 
 
@@ -55,7 +55,7 @@ class UnitNorm(Constraint):
 class MaxNorm(Constraint):
     """Each row whose Euclidean norm is above a limit is scaled to it.
 
-    With the norm of `UnitNorm`, but in float64, as the quotient, which is then rounded::
+    The norm is computed as in `UnitNorm`, but not rounded; the quotient is rounded to the dtype::
 
         p = p * (max_value / norm) if max_value < norm < inf else p
 

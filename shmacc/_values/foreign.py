@@ -16,7 +16,7 @@ from shmacc._values.slices import IndexedSlices
 from shmacc.errors import InvalidArgumentError, ResourceExhaustedError
 
 LEAVE_OUT = "leave these out, and what belongs to them"
-"""Advice on missing row numbers: 0 cannot replace them, since it is a row like any other."""
+"""Advice on missing row numbers: 0 cannot replace them, since 0 is the number of a real row."""
 
 
 def instead(numbers: str, *, to_fill: bool) -> str:
@@ -44,8 +44,8 @@ def array(value: Any, what: str, *, to_fill: bool) -> ValueArray | None:
 def slices(value: Any) -> Any:
     """Return the rows of another package's sparse matrix as IndexedSlices; anything else as it is.
 
-    These are the rows that have stored entries, even if the entries are zeros. A tensor that
-    ``nn.Embedding(sparse=True)`` left is not copied, coalesced or not.
+    These are the rows that have stored entries, even if the entries are zeros. A gradient of
+    ``nn.Embedding(sparse=True)`` is not copied, whether it is coalesced or not.
 
     Raises:
         InvalidArgumentError: The value has no rows of numbers that can be read here.

@@ -1,4 +1,4 @@
-"""Rows of a tensor, and the mark of sums that no gradient may be made of."""
+"""Rows of a tensor; and the class that marks partials, which must not be applied as gradients."""
 
 from typing import Any
 

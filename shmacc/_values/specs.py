@@ -17,10 +17,10 @@ class TensorSpec:
     """A dense member of a group: an array of this shape and dtype.
 
     Args:
-        shape: As for an accumulator: None for an unknown rank, None as a dimension for an unknown
-            dimension.
+        shape: The shape of gradients; None: the rank is unknown; None as a dimension: the dimension
+            is unknown.
         dtype: One of TensorFlow's 19 accumulator dtypes, in any spelling.
-        reduction_type: As for an accumulator; None: the group's.
+        reduction_type: The member's reduction; None: the group's.
 
     Raises:
         InvalidArgumentError: A bad argument.
@@ -50,7 +50,7 @@ class TensorSpec:
 class IndexedSlicesSpec(TensorSpec):
     """A sparse member of a group: rows of a tensor of this shape and dtype.
 
-    Args and errors as for `TensorSpec`, as in ``tf.IndexedSlicesSpec``.
+    Like ``tf.IndexedSlicesSpec``, it takes the arguments of `TensorSpec`. Errors are the same, too.
     """
 
     __slots__ = ()

@@ -9,10 +9,10 @@ from shmacc.errors import InvalidArgumentError
 
 
 class StepSampler:
-    """The batches of a worker: ``sampler[step]`` are the samples of its batch of that step.
+    """The batches of a worker: ``sampler[step]`` are the numbers of the samples in a step's batch.
 
-    A batch is a function of the arguments and the step alone. So it is the same however often it is
-    asked for, and for a worker that is started again, or follows a checkpoint::
+    A batch is a function of the arguments and the step alone. So a step's batch is always the same,
+    also after a restart of the worker, or after the load of a checkpoint::
 
         sampler = shmacc.StepSampler(len(samples), 32, workers, rank)
         for step in group.steps(timeout=60):
@@ -43,16 +43,16 @@ class StepSampler:
             length: How many samples there are.
             batch_size: How many samples a batch has.
             replicas: How many workers there are.
-            rank: The number of this one, from 0.
+            rank: The number of this worker, from 0.
             seed: The seed of the permutations, 0 or more, the same in all workers; None: each epoch
                 has the samples in their order.
             drop_last: Whether an epoch leaves out the samples that do not fill a batch for each
-                worker, other ones in each epoch. False: the last step of an epoch has these, in
-                shorter batches, so that an epoch is all samples.
+                worker; each epoch leaves out other samples. False: the last step of an epoch has
+                them, in shorter batches, so that each epoch has all samples.
 
         Raises:
-            InvalidArgumentError: A bad argument; or there are too few samples: less than a full
-                batch for each worker, or without `drop_last` for a batch of one sample at least.
+            InvalidArgumentError: A bad argument; or there are too few samples for a full batch for
+                each worker (without `drop_last`: for one sample for each worker).
         """
         size, batch, workers, own = (
             arguments.int64(value, what)
@@ -97,8 +97,8 @@ class StepSampler:
             step: The step, from 0.
 
         Returns:
-            int64, shape ``(n,)``: all different; ``n`` is the batch size, or less in the last step
-            of an epoch without `drop_last`, or in the one before, and never 0.
+            int64, shape ``(n,)``: all different. ``n`` is the batch size. Without `drop_last`, it
+            may be less, but never 0, in the last two steps of an epoch.
 
         Raises:
             InvalidArgumentError: The step is no integer, or negative.
@@ -108,7 +108,7 @@ class StepSampler:
             raise InvalidArgumentError(f"step must not be negative, but was {step}")
         size, batch, workers, own = self._arguments
         epoch, number = divmod(number, self.steps_per_epoch)
-        # The last step gets a sample for each worker at least, if need be from the one before.
+        # The last step gets at least one sample for each worker, if need be from the step before.
         ends = [min((number + more) * batch * workers, size) for more in (0, 1)]
         last = max(0, size - workers)
         begin = min(ends[0], last)

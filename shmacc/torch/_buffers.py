@@ -22,7 +22,7 @@ class Buffers:
 
     Attributes:
         own: The buffers by name. The model always gets these back, even if others were assigned.
-        changing: Whether a block may write them: then all changes until `follow` are the block's.
+        changing: Whether changes to the buffers are a block's. If not, `check` undoes them, raises.
     """
 
     def __init__(self, model: nn.Module, shared: SharedArrays, *, placed: bool) -> None:
@@ -100,7 +100,7 @@ class Buffers:
     def _has_passed_forward(self, passes: str, module: nn.Module) -> bool:
         """Return whether a forward pass in training mode has changed a module's statistics.
 
-        Such changes are not the block's: the next round replaces them by the mean of the replicas'.
+        Such changes are not the block's. The next round replaces them by the replicas' mean.
 
         Args:
             passes: The name of the buffer, if any, that counts the module's passes.

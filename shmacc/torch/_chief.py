@@ -262,7 +262,7 @@ class Chief(ModelInMemory):
         if turn.state == "open":
             turn.waits = waits
         else:
-            inside = turn.state in {"blocked", "running"}  # of this thread or another one
+            inside = turn.state in {"blocked", "running"}  # in a call of this or another thread
             turn = self._next(waits, ahead=False)
             if not inside:
                 self._turn = turn

@@ -102,8 +102,8 @@ class ModelInMemory:
         # An open round has gradients from the parameters that this load replaces.
         self._give_up()
         self._others.forget()
-        # A replica may compute a gradient from a mixture of old and new parameters. It has the
-        # group's present step, so `advance_step` below drops it, now or as stale when it comes.
+        # A replica may compute a gradient from a mixture of old and new parameters. The gradient
+        # has the group's present step: `advance_step` below drops it, or makes it stale.
         # Gradients of asynchronous replicas are never stale: only a restore drops them.
         numbers = self._run.copy()
         numbers[run.STEP] = state["step"]

@@ -50,7 +50,7 @@ def clip_grad_norm_(
 
     Raises:
         InvalidArgumentError: All parameters of a module were given, as by ``model.parameters()``,
-            but not its tables with gradients; or `parameters` has something else.
+            but not its tables with gradients; or an item is neither a tensor nor a module.
     """
     dense = _dense(parameters)
     if not dense:
@@ -112,7 +112,7 @@ def _trained(item: Any) -> Iterator[Any]:
 
 
 def _gradient(trained: Any) -> "torch.Tensor | None":
-    """Return the gradient to change in place; for a replica's table, that of the pending rows."""
+    """Return the gradient to change in place; for a replica's table, its pending rows' gradient."""
     gradient: torch.Tensor | None = trained.grad
     if gradient is None and isinstance(trained, TableEmbedding):
         return rows_of(trained).merged()
@@ -155,7 +155,7 @@ def _modules_with(model: nn.Module, path: str) -> Iterator[nn.Module]:
 
 
 def _covers(given: AbstractSet[int], module: nn.Module) -> bool:
-    """Return whether the given parameters include all parameters of the module with gradients."""
+    """Return whether `given` has all parameters of the module that have a gradient."""
     own = list(module.parameters())
     named = any(id(each) in given for each in own) if own else not given
     return named and all(each.grad is None or id(each) in given for each in own)

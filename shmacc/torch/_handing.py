@@ -68,7 +68,7 @@ class Handing:
 
     Attributes:
         at: The position at which the gradient was computed.
-        contributor: The contributor that hands it over.
+        contributor: The contributor under whose number it is handed over.
         weight: How many samples it counts for.
         gradients: The tensors that were in ``.grad``, by parameter's name.
         rows: The gradients of tables' rows.

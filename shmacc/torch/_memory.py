@@ -154,7 +154,7 @@ def _repeats(one: torch.Tensor) -> bool:
     for step, n in dimensions:
         apart = apart and step >= reach
         reach += (n - 1) * step
-    if apart:  # true for all tensors but some of as_strided
+    if apart:  # always, except for some tensors that torch.as_strided made
         return False
     places = np.zeros(1, np.int64)
     for step, n in dimensions:

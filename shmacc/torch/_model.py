@@ -126,9 +126,9 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
 
 
 def rows_alone(model: nn.Module) -> set[str]:
-    """Return the names of parameters that get sparse gradients: only sparse embeddings have them.
+    """Return the names of parameters with sparse gradients: only sparse embeddings use these.
 
-    If the parameter is tied to a dense layer, the sum of both gradients is dense.
+    If such a parameter is tied to a dense layer, too, the sum of both gradients is dense.
     """
     dense: set[int] = set()
     sparse: set[int] = set()

@@ -258,7 +258,7 @@ _CONVERTERS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], optim.
 
 
 def check_schedule(schedule: object, chosen: object) -> None:
-    """Refuse a schedule that is no function, or without an optimizer of `shmacc.optim`."""
+    """Refuse a schedule that is no function, or comes without an optimizer of `shmacc.optim`."""
     if chosen is None:
         raise InvalidArgumentError(
             "A schedule is for optimizer=...; one of torch in the block has torch's schedulers"

@@ -28,7 +28,7 @@ class OtherChiefs:
             living: Returns the known living processes that have taken rounds.
         """
         self._name, self._living = shared_name, living
-        self._next: int | None = None  # the number of updates if no other chief makes one
+        self._next: int | None = None  # updates at the next round, if no other chief makes any
         self._told = False
         if pids := self._living():
             self._warn(pids)
@@ -48,7 +48,7 @@ class OtherChiefs:
         self._next = updates
 
     def forget(self) -> None:
-        """Accept any number of updates at the next round, since this chief has just set it."""
+        """Accept any number of updates at the next round: this chief has just set the number."""
         self._next = None
 
     def _warn(self, pids: list[str]) -> None:

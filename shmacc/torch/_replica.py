@@ -223,7 +223,7 @@ class Replica:
 
         After an exception, such as Ctrl-C, the next call finishes what this call had begun: each
         gradient counts once. If there are new gradients by then, an asynchronous replica sends
-        them, too. A synchronous replica is too late, unless this call got its update.
+        them, too. A synchronous replica's come too late, unless this call got its update.
 
         Args:
             weight: The number of samples in the loss's mean, if batches differ in size.
@@ -234,8 +234,8 @@ class Replica:
 
         Raises:
             DeadlineExceededError: The timeout passed. A synchronous replica's gradient may be in
-                the round: the next `step` only waits on. An asynchronous replica's gradient is not:
-                the next `step` tries again.
+                the round: the next `step` only waits. An asynchronous replica's gradient is not in
+                the round: the next `step` tries again.
             InvalidArgumentError: A gradient is malformed; the message names the parameter.
             FailedPreconditionError: The model is not in shared memory any more, or has got another
                 parameter; or a parameter has begun to require grad since it was shared.

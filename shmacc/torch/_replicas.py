@@ -68,8 +68,8 @@ class SyncReplicas(Chief):
                 slots are then in `Parameters`: each round changes them once, wholly or not at all,
                 even if a chief dies. None: the block calls an optimizer of torch.
             schedule: A function from the number of an update to its learning rate, as for `round`.
-                It must depend on nothing else, since a dead chief's replacement calls it, too. This
-                call checks what it returns. None: the optimizers' own rates.
+                It must depend on nothing else, since a dead chief's replacement calls it, too. The
+                constructor calls it as a check. None: the optimizers' own rates.
             initial: What a new training starts from: a state dict, or a trained model. None:
                 `model`. An existing training goes on from its own parameters.
             mode: Permission bits, as for an accumulator.

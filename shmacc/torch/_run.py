@@ -37,7 +37,7 @@ LEAVING = 2**62
 
 MOST_REPLICAS = 2**20
 SERIAL_BITS = 40
-"""Bits of an asynchronous gradient's number, which times MOST_REPLICAS stays below LEAVING."""
+"""Bits of an asynchronous gradient's number. 2**SERIAL_BITS * MOST_REPLICAS is below LEAVING."""
 
 
 def of_params(shared_name: str) -> str:

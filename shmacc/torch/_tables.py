@@ -44,7 +44,7 @@ class TableEmbedding(nn.Module):
 
     Attributes:
         embedding_dim: How many numbers a row has.
-        mode: How a bag's rows become one; None: there are no bags.
+        mode: How a bag's rows become one row: "sum" or "mean"; None: there are no bags.
         padding_idx: The integer that stands for "no id"; None: there is no such integer.
         grad: In the block of a chief's round, the gradients of the rows, one row for each id of the
             round; the block may clip or scale them. Outside of a block: None.
@@ -114,7 +114,7 @@ class TableEmbedding(nn.Module):
 
         Raises:
             InvalidArgumentError: An id is out of range; the ids are neither matrix nor vector, and
-                there is a mode; or offsets are not as above, or come without mode or vector.
+                there is a mode; or offsets are not as above, or are not for a vector with a mode.
             FailedPreconditionError: The replica is closed.
         """
         if torch.compiler.is_compiling():
@@ -187,7 +187,7 @@ class TableEmbedding(nn.Module):
         """Convert the rows, as `double` and `to` do with parameters."""
         super()._apply(function, *args, **kwargs)
         spec = self._own.spec
-        # In a training, only dtype and device can change, so no rows are needed.
+        # In a training, call `function` with no rows: the result still has its dtype and device.
         ids, rows = (Rows(spec) if self._own.shared else self._own).whole()
         found = function(torch.from_numpy(rows))
         if found.device.type != "cpu":
@@ -243,7 +243,7 @@ def rows_of(embedding: TableEmbedding) -> Rows:
 def _begins(shape: tuple[int, ...], offsets: object) -> IndexArray:
     """Return where each bag begins among the ids, as a copy that nobody else can change.
 
-    torch checks only the first and the last: other bad offsets would make it read other memory.
+    torch checks only the first and last offset. If another is bad, torch reads foreign memory.
 
     Args:
         shape: The shape of the ids.

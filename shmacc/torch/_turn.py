@@ -8,8 +8,8 @@ ends it. The chief keeps a `Turn`, in one store, before the generator starts.
     new      it has not started
     open     it has entered the round, and waits for the block
     blocked  the block is running
-    running  it waits for gradients, or ends the round: for another thread, or a signal handler's
-             caller
+    running  it waits for gradients, or ends the round; only another thread or a signal handler can
+             see this state
     over     it has ended, in order or not; its `Turn` says how `active` waits for the next round
 
 A block begins and ends in C++ (GeneratorBlock). So no exception can come between generator and

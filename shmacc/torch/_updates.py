@@ -77,8 +77,8 @@ class InPlace:
         """Write `values`, which the block has not written. Then the store of DONE ends the update.
 
         If a chief dies or raises before this store, the arrays say that parameters may be half
-        updated. If it ends after the store but before the group's commit, they say which round is
-        in the parameters: the next round has the same gradients, and only commits them.
+        updated. If it does so after the store but before the group's commit, the arrays say that
+        the round is in the parameters: the next round, with the same gradients, only commits.
 
         If the block or another chief has loaded a checkpoint meanwhile, nothing is written.
         """

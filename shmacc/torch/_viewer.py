@@ -98,7 +98,7 @@ class Viewer:
         A step is sealed before its round's block begins, and moves on after the block ends.
         """
         while True:
-            # Read the step before the seal: a block that begins later moves the step on.
+            # Read the step before the seal: a block that begins later fails the checks below.
             running, step = self._group.running, self._group.global_step
             if not self._group.stats().sealed:
                 copies = {name: array.copy() for name, array in self._shared.items()}
