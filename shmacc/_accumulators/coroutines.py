@@ -1,4 +1,4 @@
-"""Lets coroutines wait: a thread makes each waiting call, and ends with it.
+"""Lets coroutines wait: each waiting call runs in a thread of its own, which ends with the call.
 
 A coroutine that is cancelled while it waits consumes nothing. The thread cannot know whether the
 coroutine will get its result. So the thread does not take, but opens a round. The coroutine
@@ -40,7 +40,7 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 _PAUSE = 0.05  # seconds between two checks whether a thread has ended
 
 # The open rounds of each task. A task that takes while its own round is open would wait for itself,
-# so that is an error; other tasks wait in the queue.
+# which is an error; other tasks wait in the queue.
 _in_rounds: "weakref.WeakKeyDictionary[asyncio.Task[object], weakref.WeakSet[Any]]" = (
     weakref.WeakKeyDictionary()
 )

@@ -76,8 +76,8 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
 
     def _examine(self, existing: AccumulatorSpec, own: str | None) -> None:
         super()._examine(existing, own)
-        # An apply of this contributor stores its result in this Answer, too: if a signal handler
-        # raises, the caller cannot see what the apply returns.
+        # (contributor, answer): an apply of the contributor also stores its result in the answer,
+        # since the caller does not see it if a signal handler raises as the apply returns.
         self._awaited: tuple[int, Answer] | None = None
         self._members = {
             spec.name: MemberInput(number, spec) for number, spec in enumerate(self._spec.members)
@@ -135,7 +135,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
 
         Returns:
             True if the gradient, or another gradient of its contributor, is in the round; False if
-            it was dropped, because ``local_step`` is less than the group's step or of a seal.
+            it was dropped: ``local_step`` is less than the group's step, or the step is sealed.
 
         Raises:
             InvalidArgumentError: An unknown member, or a member's gradient is malformed or does not

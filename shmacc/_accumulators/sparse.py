@@ -165,8 +165,8 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
     ) -> bool:
         """Apply any object that has ``.indices``, ``.values`` and ``.dense_shape``.
 
-        Of a sparse torch tensor, such as the ``.grad`` of ``nn.Embedding(sparse=True)``, or a
-        ``scipy.sparse`` matrix, this applies the rows that have stored entries.
+        Also accepts sparse torch tensors, such as the ``.grad`` of ``nn.Embedding(sparse=True)``,
+        and ``scipy.sparse`` matrices, and applies their rows that have stored entries.
 
         Args:
             grad: The object. Its attributes are used as ``grad_indices``, ``grad_values`` and

@@ -100,8 +100,8 @@ class Stepped(Opened):
         """Whether the run goes on: False from `finish` until a `restore`. Uses no lock.
 
         Raises:
-            FailedPreconditionError: The run is finished, and has trained other parameters than the
-                new ones of this process, which would stay untrained.
+            FailedPreconditionError: The run is finished, and has trained other parameters: the new
+                parameters of this process would stay untrained.
         """
         return self._handle.running
 
@@ -152,8 +152,8 @@ class Stepped(Opened):
 
         Raises:
             FinishedError: The accumulator is finished.
-            ChiefDiedError: ``on_death`` is "raise"; a process that had taken died or failed, rather
-                than leave in order; and no process is left that has taken or waits to take.
+            ChiefDiedError: ``on_death`` is "raise"; at least one process that took is dead or has
+                failed (leaving in order is neither); and no process is left that took or waits to.
             DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.

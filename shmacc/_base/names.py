@@ -227,7 +227,7 @@ def files_in(namespace: str | None) -> tuple[str, ...]:
 
 
 def is_in(outer: str, namespace: str | None) -> bool:
-    """Return whether `namespace` is `outer`, or by its name lies inside `outer`."""
+    """Return whether `namespace` is `outer`, or begins with `outer` and a dot."""
     return f"{namespace}.".startswith(f"{outer}.")
 
 

@@ -33,7 +33,7 @@ def save(
     the disk, and then replaces the old one, with its permissions. A process that is killed in
     between may leave a hidden file beside it, ``.NAME.shmacc-save``. The next call that replaces
     the file removes it. (On file systems without nameless files, such as NFS, or if another program
-    has locked the folder, its name is ``.NAME.`` and eight digits, and it stays.)
+    has locked the folder, the hidden file is ``.NAME.`` and eight digits, and stays.)
 
     In the block of a round, the states are from before the round; after `Parameters.update`, they
     are from after the round.

@@ -2,7 +2,7 @@
 
 Rounds span all hosts. So an update is prepared once, sent to all hosts, and made in each copy. The
 commit of an update also stores the update's lineage in the copy. So each copy makes an update only
-once, even if asked repeatedly, and only if its last update is the update's parent.
+once, even if asked repeatedly, and only if the copy's last update is the new update's parent.
 """
 
 import math
@@ -49,7 +49,7 @@ class Recipe(NamedTuple):
     """What the parameters of another host need to be made like these; it pickles.
 
     Attributes:
-        contents: A mapping from name to a spec, or to zeros.
+        contents: A mapping from name to a spec, or to an array of zeros.
         optimizers: A mapping from name to optimizer.
     """
 
@@ -178,8 +178,8 @@ def make(
         lineage: The update's term and number.
         parent: The lineage that the copy must have.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
-        begun: The step that the copy's accumulator must reach before its gradients count; always at
-            least the step after the update's step.
+        begun: The step to which the copy's accumulator is moved before its gradients count, because
+            older ones may come from half an update; at least the step after the update's step.
         only_check: Whether only to check that the update fits, and that there is memory for it.
 
     Returns:
@@ -236,7 +236,7 @@ def replace(
         params: The copy; it may have any lineage, and may be half loaded.
         state: A result of `state`, or of `Parameters.state`.
         lineage: The lineage of the copy afterwards.
-        begun: The step that the copy's accumulator must reach before its gradients count.
+        begun: The step to which the copy's accumulator is moved before its gradients count.
         step: The parameters' step; None: the state's step.
         timeout: Seconds to wait for another process's use of the copy; None: for ever.
         only_check: Whether only to check that the state fits, and that there is memory for it.

@@ -134,7 +134,7 @@ class SharedArrays(Mapping[str, npt.NDArray[Any]], Opened):
         return cls._attach(shared_name, owners, timeout, bool(writable))
 
     def _can_be(self, kind: str, own: bool | None, asked: Spec[Any] | None) -> bool:
-        as_arrays = kind == "parameters" and asked is None and not own  # readers only
+        as_arrays = kind == "parameters" and asked is None and not own  # attach, not `writable`
         return kind == self._KIND or as_arrays
 
     def _member_of_config(self, _: int, config: MemberConfig) -> MemberSpec:

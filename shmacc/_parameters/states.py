@@ -29,7 +29,7 @@ Own = Sequence[ParameterArray | ParameterTable]
 def read(
     handle: _core.Handle, own: Own, copies: list[Copy], timeout: float | None, *, whole: bool
 ) -> tuple[int, list[int], list[TableCopy], tuple[int, int, int, int]]:
-    """Make these copies of arrays, and copies of all tables, at one instant.
+    """Make the `copies` of arrays, and copies of all tables, at one instant.
 
     Args:
         handle: The parameters' handle.

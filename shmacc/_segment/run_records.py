@@ -97,7 +97,7 @@ class Role:
         role: "chief", "worker 0", ...
         state: The state of the role's process.
         pid: The process's pid, in the pid namespace of the run's parent; 0: no process runs.
-        ends: At the last end, how many ends there had been within 60 seconds.
+        ends: How often the role's process ended in the 60 seconds up to its last end.
         at: When the next process is due, or when this state began; in seconds since the epoch.
         ended: When the last process ended; 0: none has ended.
         fourth_last_end: When the fourth-last end was; 0: there were fewer ends.

@@ -24,7 +24,7 @@ class Stats:
         global_step: The accumulator's step.
         sealed: Whether applies at `global_step` are refused: because a round is open, or its update
             has begun, or after ``take_partial(seal=True)``. (That seal also refuses applies of a
-            later step, which otherwise wait.)
+            later step; in the other cases these wait.)
         finished: Whether the accumulator is finished: nothing is accepted or taken any more.
         waiting: Takes of living processes that wait in the queue.
         attached: Living processes that have the segment open.

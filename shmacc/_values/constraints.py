@@ -125,7 +125,7 @@ def check(value: Any, what: str) -> Constraint | None:
 
 
 def of_config(bits: int, limits: Sequence[float]) -> Constraint | None:
-    """Return the constraint of these bits of an optimizer's kind; None: there is none.
+    """Return the constraint that these bits of an optimizer's kind mean; None: no constraint.
 
     Raises:
         InvalidArgumentError: The limits are out of range.

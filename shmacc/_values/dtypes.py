@@ -30,7 +30,7 @@ class DType:
         name: TensorFlow's name.
         number: TensorFlow's ``DataType`` number, which the segment contains.
         numpy: The NumPy dtype of gradients and results.
-        storage: As `numpy`, but for a quantised dtype the plain integer type of its one field.
+        storage: The same as `numpy`; for a quantised dtype, the integer type of its one field.
         sums: The type of sums; a complex dtype has two sums for each number.
         components: Sums for each number: 2 for complex dtypes, else 1.
         sum_code: The number by which the extension knows the type of sums.

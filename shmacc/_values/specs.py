@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from shmacc._base.array_types import Shape
 
 OVER_HOSTS: set[int] = set()
-"""The tokens of this process's parameters over hosts: their groups are over hosts, too."""
+"""The tokens of parameters that shmacc.ray has spread over hosts: their groups are spread, too."""
 
 
 class TensorSpec:

@@ -303,8 +303,8 @@ class Chief(ModelInMemory):
                     update = self._begin(taken)
                     yield update
                     yield from self._in_block(turn, taken, update)
-                # Before the commit: after an exception this round must not look like another
-                # chief's.
+                # Call this before the commit: if an exception follows the commit, this round must
+                # not look like another chief's.
                 self._others.ends(self.global_step)
             self._buffers.follow()
             if not done:

@@ -15,7 +15,7 @@ from shmacc.torch._tables import TableEmbedding, rows_of
 _Trained: TypeAlias = "nn.Module | torch.Tensor | Iterable[torch.Tensor | nn.Module]"
 
 _with_tables: dict[int, weakref.ref[nn.Module]] = {}
-"""The models with tables of this process's chiefs and replicas, by ``id(model)``."""
+"""The models that have tables, of this process's chiefs and replicas, by ``id(model)``."""
 
 
 def watch(model: nn.Module) -> None:

@@ -94,8 +94,8 @@ def by_name(given: OfModel, model: nn.Module) -> dict[str, optim.Optimizer] | No
     """Return the optimizer of each parameter that requires grad, and of each table.
 
     Args:
-        given: One optimizer for all; a mapping from patterns of names; or None (returns None). A
-            result of `optimizer_of` is for its parameters that match its pattern.
+        given: One optimizer for all; a mapping from patterns of names; or None, which is returned.
+            A result of `optimizer_of` is only for those of its parameters that match its pattern.
         model: The model.
 
     Raises:

@@ -125,7 +125,7 @@ class InPlace:
 
 
 class Atomic:
-    """Each update, of the run's numbers and buffers too, is one atomic update of `Parameters`."""
+    """Each update, with the run's numbers and the buffers, is an atomic update of `Parameters`."""
 
     places_buffers = False  # a forward pass writes buffers, but these arrays are read-only
 
