@@ -238,8 +238,8 @@ class Accumulator(Stepped, Generic[_Taken_co, _Partial_co]):
         block, `close` and the death of this process consume nothing and open the step again as it
         was. A process that is merely stopped in the block keeps the round. `advance_step` and
         `set_global_step`, by any process, end the round at once; then the end of the block raises
-        FailedPreconditionError. Other takes and rounds wait. But if this thread calls them on this
-        object, they raise FailedPreconditionError.
+        FailedPreconditionError. Other takes and rounds wait. But a take or round that this thread
+        begins on this object raises FailedPreconditionError.
 
         Args:
             num_required: The same as for `take`, like all arguments below.

@@ -113,7 +113,7 @@ def learning_rate(array: ParameterMember, rate: float | None) -> float:
 
 
 def gradient(array: ParameterMember, given: Any) -> SparseTaken | DenseTaken:
-    """Check and convert a gradient that the chief gives, as an apply does, and return it.
+    """Check and convert the chief's own gradient as an apply would, and return it.
 
     If a row is given several times, its values are added up, in their order.
 

@@ -76,7 +76,7 @@ def _open_nameless(directory: Path) -> _core.Descriptor | None:
 
 
 def _hidden(target: Path) -> Path:
-    """Return a random hidden name in the target's folder, which nobody else uses."""
+    """Return a hidden name in the target's folder, random so that nobody else uses it."""
     return _beside(target, secrets.token_hex(4))
 
 

@@ -92,7 +92,7 @@ class _BilliardsExit:
 
     @classmethod
     def of_this_worker(cls, handle: _core.Handle) -> None:
-        """If this process is a worker of billiard's Pool, leave the segment when it ends."""
+        """If this process is a worker of billiard's Pool, leave the segment at the worker's end."""
         pools = sys.modules.get("billiard.pool")
         if pools is None:
             return

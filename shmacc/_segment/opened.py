@@ -238,7 +238,7 @@ def _unpickled(
     own: Any,
     known: tuple[int, tuple[int, int], tuple[int, int] | None] | None = None,
 ) -> _Opened:
-    """Attach to the segment of that name. Nobody is expected to close the object.
+    """Attach to the segment of that name, to unpickle an object. It need not be closed.
 
     `known` is the segment's token, and the steps that the pickling process and its thread know.
     The process that unpickles may apply a gradient of these steps, as a forked child may.

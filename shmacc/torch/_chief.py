@@ -337,7 +337,7 @@ class Chief(ModelInMemory):
         # An asynchronous replica's contributors are rank + total * serial.
         ranks = [int(who) % self._total for who in taken.contributors if who < run.LEAVING]
         leaving = len(taken.contributors) - len(ranks)
-        # A replica leaves by an empty gradient of weight 1.
+        # A replica that leaves applies an empty gradient of weight 1.
         weight = taken.weight - leaving
         for name, trained in self._trained.items():
             trained.grad = None

@@ -21,7 +21,7 @@ Pending = list[tuple[IndexArray, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The place of rows. One store replaces all of it, so an exception leaves the old or the new.
+    """The place of rows. One store replaces a `Source` by another, so no exception mixes the two.
 
     Attributes:
         spec: The spec of the table, or of a table that could be made from the rows.
@@ -152,7 +152,7 @@ class Rows:
         return IndexedSlices(torch.cat(gradients).numpy(), np.concatenate(ids))
 
     def merged(self) -> "torch.Tensor | None":
-        """Add up pending gradients; return rows to change in place, one for each id, or None."""
+        """Return each id's sum of pending gradients, to change in place; None: nothing pending."""
         if not (pending := self.pending):
             return None
         if len(pending) > 1:

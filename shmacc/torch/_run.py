@@ -22,8 +22,8 @@ STEP, UPDATING, DONE, ASYNCHRONOUS = range(4)
 rounds before this step of the group are in the parameters. ASYNCHRONOUS: whether the training is
 asynchronous. With `Parameters`, UPDATING and DONE are not used.
 
-UPDATING is 0, 1 while a checkpoint is loaded, or the round's step + 2 from the beginning of its
-block. The one store of DONE ends the update."""
+UPDATING is 0 (nothing runs), 1 (a checkpoint is being loaded), or the round's step + 2 (from the
+beginning of its block). The one store of DONE ends the update."""
 
 
 def half_updated(numbers: ValueArray) -> bool:

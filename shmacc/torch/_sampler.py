@@ -81,9 +81,9 @@ class StepSampler:
         while self._replica.running and (self._end is None or step < self._end):
             yield self.batch(step)
             now = self._replica._at  # noqa: SLF001
-            # Go on to the next step if a batch is asked for in advance (`step` was not called
-            # since), or if `step` led to one update, which an asynchronous replica need not see.
-            # Otherwise a checkpoint has set the step, or the batch must be computed again.
+            # Go on to the next step if `step` was not called since the last batch (a loader asks in
+            # advance), or if it led to one update, which an asynchronous replica need not see. In
+            # other cases a checkpoint has set the step, or the batch must be computed again.
             made = {0, 1} if self._replica._asynchronous else {now.made - seen.made} & {0, 1}  # noqa: SLF001
             step = step + 1 if now.global_step - seen.global_step in made else now.global_step
             seen = now

@@ -152,7 +152,7 @@ class Atomic:
             return
         with (
             AccumulatorGroup({"nothing": TensorSpec((), np.float32)}) as alone,
-            # Not `self.arrays`: parameters over hosts are changed by the group's rounds only.
+            # Not `self.arrays`: if it spans hosts, only the group's own rounds can change it.
             Parameters.attach(self.arrays.shared_name, owners=self.arrays._owners) as own,  # noqa: SLF001
         ):
             alone.unlink()  # first, so that a death leaves no name
