@@ -155,7 +155,7 @@ class AccumulatorGroup(Accumulator[GroupTaken, GroupPartial]):
                 f"{type(gradient).__name__}"
             )
         members = []
-        # Check all members before anything is added: if one is bad, the gradient adds nothing.
+        # Check all members before the lock is taken: if one is bad, none of them adds anything.
         for name, value in gradient.items():
             member = self._member(name)
             try:

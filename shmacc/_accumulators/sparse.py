@@ -71,7 +71,7 @@ class SparseConditionalAccumulator(ConditionalAccumulatorBase[SparseTaken, Spars
             unlink_on_close: Whether the name is removed and the run finished when the process that
                 created the accumulator closes this object or ends in order. In a process that
                 attaches, the flag has no effect, unless the creator was killed: then the next
-                process that constructs the accumulator with this flag does this in its place.
+                process that constructs the accumulator with this flag takes over this duty.
             lanes: How many applies can go on at the same time (1 to 32); None: 1, or the number of
                 an existing accumulator. A take adds the lanes up in the order of their numbers.
                 With several lanes, gradients are not added in order of arrival, and a take may get

@@ -152,8 +152,8 @@ class Stepped(Opened):
 
         Raises:
             FinishedError: The accumulator is finished.
-            ChiefDiedError: ``on_death`` is "raise"; at least one process that took is dead or has
-                failed (leaving in order is neither); and no process is left that took or waits to.
+            ChiefDiedError: ``on_death`` is "raise"; a process that took is dead or failed (leaving
+                in order is neither); and no process is left that has taken or waits to take.
             DeadlineExceededError: The timeout passed.
             CancelledError: The handle was closed.
             InvalidArgumentError: A bad argument.

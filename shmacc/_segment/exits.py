@@ -99,7 +99,7 @@ def _others(hook: Hook, *, main_over: bool) -> bool:
 
 
 def _working_threads() -> list[threading.Thread]:
-    # A child of multiprocessing joins its non-daemon threads only after it has run its finalizers.
+    # Non-daemon threads may still work: multiprocessing joins a child's only after its finalizers.
     main = threading.main_thread()
     return [
         thread

@@ -128,7 +128,7 @@ def member_specs(model: nn.Module) -> dict[str, TensorSpec]:
 def rows_alone(model: nn.Module) -> set[str]:
     """Return the names of parameters with sparse gradients: only sparse embeddings use these.
 
-    If such a parameter is tied to a dense layer, too, the sum of both gradients is dense.
+    A parameter that a dense layer also uses is left out: the sum of both gradients is dense.
     """
     dense: set[int] = set()
     sparse: set[int] = set()

@@ -34,7 +34,7 @@ class OtherChiefs:
             self._warn(pids)
 
     def begins(self, updates: int) -> None:
-        """Note that this chief's round begins; warn if another chief has ended a round meanwhile.
+        """Note that this chief's round begins; warn if another chief made one since its last.
 
         Args:
             updates: How many updates there are.
