@@ -34,7 +34,7 @@ class OtherChiefs:
             self._warn(pids)
 
     def begins(self, updates: int) -> None:
-        """Note that this chief's round begins; warn if another chief made one since its last.
+        """Begin a round; warn if another chief has ended a round since this chief's last one.
 
         Args:
             updates: How many updates there are.
