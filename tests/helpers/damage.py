@@ -83,7 +83,11 @@ class SetField:
             setattr(record, self.field, bytes([char]) * max(len(old), 1))
         elif isinstance(old, ctypes.Array):
             element = self.element % len(old)
-            old[element] = self.value + (old[element] if self.relative else 0)
+            if isinstance(old[element], ctypes.Structure):
+                for name, *_ in old[element]._fields_:
+                    setattr(old[element], name, self.value)
+            else:
+                old[element] = self.value + (old[element] if self.relative else 0)
         else:
             setattr(record, self.field, self.value + (old if self.relative else 0))
         file.put(self.record, record, number, checksum=self.checksum)
