@@ -137,7 +137,7 @@ def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
     return number, len(errors_of_it) if code else 0
 
 
-# Other operations make every system call of these.
+# Left out: other operations make every system call that these operations make.
 CONTAINED: Final = {"creating a private one", "finding what the dead left", "closing"}
 
 

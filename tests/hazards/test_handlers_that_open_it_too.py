@@ -1,6 +1,6 @@
 """A signal handler opens, closes or removes an accumulator while its thread does the same.
 
-Garbage collections come in between, too. Whenever they come, one segment has the name, everybody
+Garbage collections come in between, too. Whenever either comes, one segment has the name, everybody
 attaches to this segment, and the process counts as attached as long as it has the segment open.
 """
 

@@ -130,7 +130,7 @@ def test_two_segments_that_grow_at_once_do_not_get_the_same_memory() -> None:
             os.close(fd)
         return 0
 
-    with HostGroup({"a": TensorSpec((4 * MIB,), "f4")}, NAME) as group:  # it grows once
+    with HostGroup({"a": TensorSpec((4 * MIB,), "f4")}, NAME) as group:  # the group grows once
         kept = free_bytes() - 24 * MIB
         group.handle.keep_free(kept)
         with (

@@ -211,8 +211,8 @@ def semaphore_of(name: str) -> Path:
 
 
 def scribble(path: Path, offset: int, data: bytes) -> None:
-    # Use another process: closing the file here would release this process's record locks. Under a
-    # sanitizer's library dd finds no memory.
+    # Use another process: closing the file here would release this process's record locks. Unset
+    # LD_PRELOAD: with a sanitizer's library, dd finds no memory.
     place = [f"of={path}", "oflag=seek_bytes", f"seek={offset}", "conv=notrunc", "status=none"]
     subprocess.run(["env", "--unset=LD_PRELOAD", "dd", *place], input=data, check=True)
 

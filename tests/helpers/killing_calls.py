@@ -1,7 +1,7 @@
 """Kills a process at each of its stops, which are before and after each system call.
 
-A death at a stop leaves the bytes that are in shared memory then, and no lock. So the test judges a
-copy of the bytes instead, and only if they have changed since the last stop. At some stops the
+A death at a stop leaves the bytes that are in shared memory then, and no lock. So, without a kill,
+the test judges a copy of the bytes if they have changed since the last stop. At some stops the
 process is really killed, so that the kernel releases its locks.
 """
 
@@ -34,7 +34,7 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
         fails: Makes one of the deed's calls fail; stops before that call are skipped.
 
     Yields:
-        The number of the stop, ascending, when its leftovers are there. The caller removes them.
+        The stop's number, ascending, once its leftovers are in place. The caller removes them.
     """
     with on_one_core():
         seen, last = _instants(deed, fails)

@@ -30,8 +30,8 @@ class Gradients:
 
     workers: int  # consecutive gradients belong to the workers in turn
     members: int = 1  # members of the accumulator
-    # Whether a gradient's number is its contributor: after a kill it is applied again, and must
-    # not be in a round twice.
+    # Whether a gradient's number is its contributor. If so, it is applied again after a kill, and
+    # must not be in a round twice.
     contribute: bool = False
     weighted: bool = False  # weights of 1 to 3
 

@@ -29,8 +29,8 @@ Images = dict[str, Image]  # by shared name
 # The regions with journals, both copies of all records, and the generations, which say which copy
 # is current.
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
-# If only rows, slots, index entries or undo records had changed, a look is judged only if the next
-# look is at a changed record, or if its number is a multiple of this.
+# A look at changes outside of these regions (rows, slots, index entries, undo records) is judged
+# only if the next look is at a change in them, or if the look's number is a multiple of this.
 _ONE_IN: Final = 64
 
 

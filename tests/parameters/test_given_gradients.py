@@ -19,7 +19,7 @@ from shmacc import errors, init, optim
 ROWS: Final = np.random.default_rng(3).standard_normal((4, 3))
 REPEATED: Final = np.array([5, 1, 5, 3])
 DENSE: Final = np.random.default_rng(4).standard_normal((6, 3))
-# Each is passed to an update and, in another run, applied by a worker. Both give the same bits.
+# Each gradient gives the same bits, whether passed to an update or applied by a worker.
 ALIKE: Final[dict[str, tuple[str, Any]]] = {
     "an array": ("dense", DENSE.astype(np.float32)), "float64": ("dense", DENSE),
     "float16": ("dense", DENSE.astype(np.float16)),
