@@ -261,7 +261,7 @@ LINGERS: Final = """
     builtins.lingers = Lingers()
     begun = []
 """
-# At the end, Python exits a thread that asks for the GIL; here this happens in the extension.
+# At the end, Python exits a thread that asks for the GIL; in these cases, in the extension.
 LETS_GO: Final = {
     "the text of an exception": """
     class Slow(Exception):

@@ -140,7 +140,7 @@ def secret() -> Iterator[Path]:
 
 
 def test_another_users_file_at_the_semaphores_name_is_not_mapped(owner: Callable[..., Any]) -> None:
-    """If it were mapped, its owner could truncate it, which would cause a SIGBUS here."""
+    """If the file were mapped, its owner could truncate it and so cause a SIGBUS here."""
     planted = semaphore()
     planted.unlink()
     run_apart(_plant_a_file, planted, uid=STRANGER)

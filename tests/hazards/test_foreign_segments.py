@@ -212,7 +212,7 @@ def _come_in() -> None:
 @needs_root
 @pytest.mark.parametrize("uid", [None, STRANGER], ids=["root", "another user"])
 def test_allowed_owners_segments_are_attached(theirs: Apart, uid: int | None) -> None:
-    """A constructor and `attach` are told whose segments are allowed; a pickle keeps that."""
+    """A constructor or `attach` says which owners are allowed; a pickled handle keeps them."""
     theirs.hear()
     run_apart(_come_in, uid=uid)
 

@@ -222,7 +222,7 @@ def _of_all_members(rows: int) -> dict[str, Any]:
 
 @cache
 def _partial_of_many_contributors() -> shmacc.GroupPartial:
-    """Return a partial with so many contributors that their set must grow, too."""
+    """Return a partial with so many contributors that the set of contributors must grow."""
     with shmacc.AccumulatorGroup(THREE) as other:
         for contributor in range(3, 1000):
             other.apply({}, 0, contributor=contributor)

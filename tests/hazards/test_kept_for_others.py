@@ -37,7 +37,7 @@ def rows(first: int, count: int, member: str = "a") -> dict[str, Any]:
 
 
 def apply(first: int, count: int, *, pipe: Pipe) -> Any:
-    """Say that it begins, then apply new rows, whatever the step."""
+    """Tell the test that the apply begins; apply new rows, whatever the step."""
     with shmacc.AccumulatorGroup.attach(NAME) as group:
         pipe.say()
         return group.apply(rows(first, count), shmacc.NEVER_STALE)

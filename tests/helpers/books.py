@@ -236,7 +236,7 @@ def audit(books: Books, stats: Stats) -> Findings:
     entries = max(_end(books.fate), _end(books.taken_at))
     fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
     since, until = books.since[:entries], books.until[:entries]
-    # A taker writes `logged` last. If it was killed before that, its other notes do not count.
+    # A taker writes `logged` last. If it was killed earlier, its other notes do not count.
     seen = (step >= 0) & (books.logged[step] > 0)
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
     unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)

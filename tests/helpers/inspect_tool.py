@@ -272,7 +272,7 @@ def hold_the_lock_mostly(name: str, changes: bool) -> None:
 
 @contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Iterator[int]:
-    """Stop a process that holds the lock, to apply if `changes`, else to read; yield its pid."""
+    """Stop a process under the lock, in an apply (without `changes`: a read); yield its pid."""
     child = start(crew, hold_the_lock_mostly, name, changes)
     try:
         stop_within(child.pid, name, in_operation=changes)

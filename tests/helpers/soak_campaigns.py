@@ -137,7 +137,7 @@ class RandomKills:
         self._processes[slot] = Apart(self._jobs[slot])
 
     def kill(self, slot: int) -> bool:
-        """Kill the slot's process; return whether there was one. If it had failed, raise why."""
+        """Kill the slot's process; return whether there was one. If it failed, raise its error."""
         process = self._processes.pop(slot, None)
         if process is None:
             return False
@@ -169,7 +169,7 @@ class RandomKills:
                 os.kill(self._processes[slot].pid, signal.SIGCONT)
 
     def ends(self, slot: int, deadline: float) -> bool:
-        """Wait for a process; return whether it ended in time. If it failed, raise why."""
+        """Wait for a process; return whether it ended in time. If it failed, raise its error."""
         if slot not in self._processes:
             return True
         while not self._processes[slot].pipe.poll(_PAUSE / 2):

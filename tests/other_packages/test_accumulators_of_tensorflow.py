@@ -1,7 +1,7 @@
 """The accumulators beside TensorFlow's own, op by op.
 
 Random programs, and gradients that are malformed in one way, run in both. Where results differ, a
-row of the table in docs/from-tensorflow.md must say so. Some run must show each row's difference,
+row of the table in docs/from-tensorflow.md must say so. Each row needs a run that shows it,
 so that the page keeps no row that is no longer true.
 
 TensorFlow runs in its own process, because torch's triton crashes beside it. Calls that crash

@@ -276,7 +276,7 @@ def test_arrays_of_another_model_are_refused() -> None:
 
 
 def test_a_tree_of_parameters_and_an_optimizers_state_survives_its_chief() -> None:
-    """The next chief goes on from the first one's update as if it had not died."""
+    """The next chief goes on from the first chief's update as if nobody had died."""
     optimizer = optax.adam(0.1)
     params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
     tree = {"params": params, "state": optimizer.init(params)}

@@ -61,7 +61,7 @@ def of_params(taken: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("case", ALIKE)
 def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim.Optimizer) -> None:
-    """The given gradient replaces the round's gradient of this member, if there is one."""
+    """The given gradient replaces the round's gradient of the same member, if there is one."""
     name, given = ALIKE[case]
     if name == "number" and optimizer == OPTIMIZERS[2]:
         optimizer = optim.Adagrad(0.5)

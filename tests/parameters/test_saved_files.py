@@ -173,7 +173,7 @@ def _descriptors() -> list[str]:
 
 
 def test_an_interruption_anywhere_leaves_nothing(params: Parameters, path: Path) -> None:
-    """An interrupted save leaves no other file and no descriptor."""
+    """An interrupted save leaves no file beside the saved file, and no descriptor."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
