@@ -55,7 +55,7 @@ def test_a_stale_or_sealed_apply_is_false_for_everybody(acc: ConditionalAccumula
 def test_a_repeated_never_stale_gradient_is_logged_once(
     kind: str, lanes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With NEVER_STALE the repeat may be a new gradient, so the warning says that it is lost."""
+    """What looks like a repeat may be a new gradient; the warning says that it is lost."""
     make: Any = {
         "dense": lambda: ConditionalAccumulator("f8", (), "told", lanes=lanes),
         "sparse": lambda: SparseConditionalAccumulator("f8", (None,), "told", lanes=lanes),

@@ -19,7 +19,7 @@ from helpers.support import EVERY_INSTANT
 Failure = Callable[[Call], int | None]
 Fails = Callable[[], Failure]
 
-# Real kills: at every n-th stop where bytes have changed, and at every n-th stop of all.
+# Real kills: at one in this many of the stops where bytes have changed, and of all stops.
 _ONE_CHANGED_IN: Final = 1 if EVERY_INSTANT else 4
 _ONE_IN: Final = 1 if EVERY_INSTANT else 32
 

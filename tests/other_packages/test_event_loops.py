@@ -1,4 +1,4 @@
-"""Coroutines wait in uvloop, and in anyio's cancel scopes, which cancel until a task ends."""
+"""Coroutines wait in uvloop, and in anyio's scopes, which cancel a task again until it ends."""
 
 import asyncio
 import threading

@@ -140,7 +140,7 @@ def test_other_dtypes_are_converted(dtype: str, given: Any, expected: list[Any])
 
 
 REFUSED: Final = [
-    # not same_kind; NumPy's own check would accept the bfloat16
+    # no same_kind conversion, though NumPy's own check would accept bfloat16's
     *(("float32", np.array([1j])), ("float32", [1j]), ("bfloat16", np.array([1j], np.complex64))),
     *(("int32", np.array([1.0])), ("int32", np.array([1.0], "f2")), ("qint8", np.array([1.0]))),
     *(("int64", np.array([1j])), ("uint8", np.array([1], "i8")), ("uint64", np.array([1], "i1"))),
