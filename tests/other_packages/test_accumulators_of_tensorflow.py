@@ -364,7 +364,7 @@ class Report:
 
 
 def _near(both: Both, own: Any, their: Any) -> bool:
-    """Return whether both results are nearly equal; any means of disordered rows will do."""
+    """Return whether both results are nearly equal; a mean of disordered rows may be any number."""
     if both.made.reduction_type != "SUM" and _disordered(both, Gradient(None)):
         return True
     if both.made.sparse:
