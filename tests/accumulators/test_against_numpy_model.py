@@ -34,7 +34,7 @@ class Accumulators(RuleBasedStateMachine):
     element: Element
 
     def __init__(self) -> None:
-        """Enter a namespace of its own, since one test runs many of these state machines."""
+        """Enter a new namespace: one test runs many of these state machines."""
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.namespace = self.stack.enter_context(testing.isolated_namespace())
@@ -59,7 +59,7 @@ class Accumulators(RuleBasedStateMachine):
         """Take the remaining gradients, and check that no name in shared memory is left."""
         with self.stack:
             if self.handles:
-                if self.agreed:  # otherwise later errors would hide the first disagreement
+                if self.agreed:  # after a disagreement, more errors would hide it
                     self.compare_take(max(self.model.count, 1))
                 for handle in self.handles[1:]:
                     handle.close()
@@ -253,7 +253,7 @@ class SparseAccumulators(Accumulators):
     kinds = shmacc.SparseConditionalAccumulator, SparseModel
 
     def draw_gradient(self, data: st.DataObject, kind: str, seed: int) -> tuple[Array, Array]:
-        """Draw indices in any order, without repeats if a 64-bit sum could overflow on the way."""
+        """Draw indices in any order; they do not repeat if an intermediate sum could overflow."""
         declared = self.model.declared or ()
         limit = declared[0] if declared and declared[0] is not None else 40
         index = st.integers(0, limit - 1)

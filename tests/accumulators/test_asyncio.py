@@ -87,7 +87,7 @@ async def test_a_cancel_after_the_thread_took_its_gradients_consumes_nothing(
 ) -> None:
     task = await queued(acc, acc.take_async(1))
     acc.apply_grad(1.0)
-    until_taken(acc)  # the task has not received them yet
+    until_taken(acc)  # the task has not received the gradients yet
     if delivered:
         until(lambda: threading.active_count() == 1)  # the thread has passed on its result
         # Cancel after the result has arrived, but before the task runs.
@@ -166,7 +166,7 @@ async def test_a_take_inside_of_the_tasks_own_round_is_refused(acc: Accumulator)
         with pytest.raises(errors.FailedPreconditionError, match="This task has a round"):
             await acc.take_async(1)
         with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
-            acc.take(1)  # would block the loop, so the block could never end
+            acc.take(1)  # would block the event loop, and the round would never end
         with pytest.raises(errors.FailedPreconditionError, match="event loop has open"):
             acc.apply_grad(1.0, local_step=NEVER_STALE)
         other = await queued(acc, acc.take_async(1))
@@ -290,7 +290,7 @@ def apply_until_told(name: str, *, pipe: Pipe) -> int:
 
 
 def test_a_task_that_waits_is_collected_with_its_loop(acc: Accumulator) -> None:
-    """A reference cycle holds the task; the collector frees it once its thread has ended."""
+    """The task is in a reference cycle, and is collected once its thread has ended."""
 
     class Mark:
         pass

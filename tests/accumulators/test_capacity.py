@@ -85,7 +85,7 @@ def test_a_gradient_that_waits_for_room_is_checked_when_it_gets_in(
         if judged_by == "seal":
             acc.take_partial(2, seal=True)
         else:
-            getattr(acc, judged_by)(2)  # set_global_step(2) makes it stale, and makes no room
+            getattr(acc, judged_by)(2)  # set_global_step makes no room: the gradient turns stale
         assert waiting.result(LONG) is False
     assert acc.stats().dropped == 1
 

@@ -55,7 +55,7 @@ def test_a_stale_or_sealed_apply_is_false_for_everybody(acc: ConditionalAccumula
 def test_a_repeated_never_stale_gradient_is_logged_once(
     kind: str, lanes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With NEVER_STALE the repeat may be a new gradient, so the warning says that it is lost."""
+    """What looks like a repeat may be a new gradient; the warning says that it is lost."""
     make: Any = {
         "dense": lambda: ConditionalAccumulator("f8", (), "told", lanes=lanes),
         "sparse": lambda: SparseConditionalAccumulator("f8", (None,), "told", lanes=lanes),
@@ -177,13 +177,13 @@ def test_a_weighted_gradient_that_overflows_adds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize(("lanes", "sparse"), [(1, True), (3, True), (2, False)])
 def test_an_apply_that_would_overflow_all_weights_is_refused(lanes: int, *, sparse: bool) -> None:
-    """An apply that would overflow is refused in every lane; all others are taken."""
+    """The overflowing apply is refused in every lane; all other applies are accepted."""
     kind: Any = SparseConditionalAccumulator if sparse else ConditionalAccumulator
     grad: Any = ([3], [1.0]) if sparse else (1.0,)
     with kind("f8", lanes=lanes) as acc:
         first = LAST // MOST - 50
         assert acc.apply_partial(_weighing(first * MOST, sparse=sparse))
-        for contributor in range(50):  # its number chooses the lane
+        for contributor in range(50):  # the contributor chooses the lane
             assert acc.apply_grad(*grad, contributor=contributor, weight=MOST)
         for lane in range(lanes):
             with pytest.raises(errors.OutOfRangeError, match="nothing was changed"):

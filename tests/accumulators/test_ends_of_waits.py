@@ -1,4 +1,4 @@
-"""A take stops waiting once for each death, or at its timeout if `at_least` gradients came."""
+"""Each death ends one wait of a take; at a take's timeout, `at_least` gradients are enough."""
 
 import pickle
 import time
@@ -199,7 +199,7 @@ def test_at_its_timeout_a_large_round_is_taken_whole() -> None:
 def test_a_death_ends_a_wait_but_no_take_that_has_enough_at_its_timeout(
     acc: ConditionalAccumulator,
 ) -> None:
-    """Before the timeout a death raises; when it has passed, `at_least` gradients are taken."""
+    """Before the timeout a death raises; at the timeout, `at_least` gradients are taken."""
     with worker() as dead:
         dead.kill()
         with pytest.raises(errors.WorkerDiedError):

@@ -103,7 +103,7 @@ def _sleeps_in_a_wait(thread: int) -> bool:
 
 
 def error_of(wait: Callable[..., Any], dropped: Callable[[], bool]) -> Any:
-    """Return the error of a wait in which a gradient is dropped; a slow machine waits longer."""
+    """Return the error of a wait in which a gradient is dropped; retry with longer timeouts."""
     with ThreadPoolExecutor(1) as pool:
         thread = pool.submit(threading.get_native_id).result(LONG)
         for timeout in (0.05, 0.5, 5, LONG):
@@ -123,7 +123,7 @@ def error_of(wait: Callable[..., Any], dropped: Callable[[], bool]) -> Any:
 def test_a_timeout_error_counts_dropped_gradients(acc: ConditionalAccumulator, wait: str) -> None:
     acc.set_global_step(4)
     acc.apply_grad(1.0, 4)
-    assert not acc.apply_grad(1.0, 3)  # before the wait, so its error does not count this
+    assert not acc.apply_grad(1.0, 3)  # before the wait: the error leaves this gradient out
     error = error_of(partial(getattr(acc, wait), 4), lambda: acc.apply_grad(1.0, 3))
     assert (error.step, error.required) == (4, 4 if wait == "take" else None)
 

@@ -162,10 +162,10 @@ def add_rows(acc: Any, number: int) -> None:
 
 
 def overflow(acc: Any, _number: int) -> None:
-    """Change rows in place and undo the change, which is another kind of commit."""
+    """Change rows in place and undo the change: the undo is another kind of commit."""
     rows = np.arange(10**6, 10**6 + 8)  # no other part uses these rows
     values = np.ones((8, 2), np.int64)
-    for last in (1, MOST):  # does not overflow if there was a take in between
+    for last in (1, MOST):  # the second overflows unless a take came first
         values[-1] = last
         with contextlib.suppress(errors.OutOfRangeError):
             acc.apply_grad(rows, values, shmacc.NEVER_STALE)

@@ -129,7 +129,7 @@ def test_a_round_that_is_open_at_finish_is_consumed_at_its_end(acc: ConditionalA
         until_somebody("waits for the end of the round")
         acc.finish()
         assert not acc.running
-        assert later.result() is False  # it no longer waits for the block's end
+        assert later.result() is False  # the apply no longer waits for the block's end
         assert taken.value == 1.0
         assert acc.global_step == 0
     assert (acc.global_step, acc.num_accumulated(), acc.stats().taken) == (1, 0, 1)
@@ -164,7 +164,7 @@ def test_finish_does_not_wait_for_a_stopped_process(acc: ConditionalAccumulator)
                 own.take_partial(0)
 
     with Apart(hold_the_lock).ready() as process:
-        for _ in range(20):  # in some tries it is stopped with the lock
+        for _ in range(20):  # in some tries the process holds the lock when stopped
             process.signal(signal.SIGSTOP)
             acc.finish()
             assert not acc.running
@@ -253,8 +253,8 @@ def test_a_program_that_ends_normally_finishes_the_run() -> None:
 
 @pytest.mark.parametrize("unlink_on_close", [True, False])
 def test_a_close_cancels_own_waits_and_finishes_those_of_others(*, unlink_on_close: bool) -> None:
-    """The close also finishes the run, which only waits of other handles report."""
-    name = NAME if unlink_on_close else None  # a private segment goes with its handle, too
+    """The close also finishes the run; only the waits of other handles report that."""
+    name = NAME if unlink_on_close else None  # a private segment ends with its handle anyway
     acc = ConditionalAccumulator("f8", (), name, unlink_on_close=unlink_on_close)
     with ThreadPoolExecutor() as executor, pickle.loads(pickle.dumps(acc)) as others:
         own = executor.submit(acc.take, 9, timeout=LONG)

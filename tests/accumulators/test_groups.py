@@ -114,7 +114,7 @@ def test_an_unused_member_costs_what_the_documentation_says(lanes: int) -> None:
 
 
 def test_a_mapping_whose_items_repeat_a_member_is_refused(group: Any) -> None:
-    """Otherwise only one of the member's two gradients would be added."""
+    """Without the refusal, only one of the member's two gradients would be added."""
     group.apply(GRADIENT, 0)
     partial = group.take_partial(1)
     repeating: Any = Repeating(partial)

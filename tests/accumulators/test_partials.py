@@ -88,7 +88,7 @@ def row_partial(**changes: Any) -> SparsePartial:
 
 
 def test_a_partial_with_repeated_rows_is_refused() -> None:
-    """With repeats, a row could count more than all gradients. Rows may be in any order."""
+    """With repeats, a row's count could exceed the gradients' count. Rows may be in any order."""
     four = {"values": np.ones((4, 1), "f4"), "row_counts": [1, 1, 1, 1]}
     with SparseConditionalAccumulator("f4") as acc:
         for step in (0, 1):  # the partials are fresh, then stale

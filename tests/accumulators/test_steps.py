@@ -24,7 +24,7 @@ def test_a_loop_yields_the_present_step_then_each_newest(acc: ConditionalAccumul
     acc.advance_step(5)
     acc.advance_step(9)
     assert next(steps) == 9
-    acc.set_global_step(2)  # a step that was set back counts as a new one
+    acc.set_global_step(2)  # going back to an earlier step counts as a new step
     assert next(steps) == 2
     acc.finish()
     assert list(steps) == []
@@ -108,7 +108,7 @@ async def test_the_timeout_of_steps_holds_for_each_wait(acc: ConditionalAccumula
 
 
 def test_a_restored_step_is_yielded_again(acc: ConditionalAccumulator) -> None:
-    """Otherwise a worker whose gradient is not in the checkpoint would wait for ever."""
+    """A worker must repeat a gradient that the checkpoint lacks, or it would wait for ever."""
     state = acc.state()
     steps = acc.steps(timeout=LONG)
     assert next(steps) == 0
@@ -119,7 +119,7 @@ def test_a_restored_step_is_yielded_again(acc: ConditionalAccumulator) -> None:
 
 
 def test_a_loop_that_has_ended_stays_ended_after_a_restore(acc: ConditionalAccumulator) -> None:
-    """Iterators behave so; after a restore, a worker needs a new loop."""
+    """Python's iterators stay exhausted, too; after a restore, a worker needs a new loop."""
     before, steps, own = acc.state(), acc.steps(timeout=0), acc.steps_async(timeout=0)
     acc.finish()
     assert list(steps) == asyncio.run(rest(own)) == []

@@ -66,7 +66,7 @@ def test_a_stale_default_step_warns_once(how: str, caplog: pytest.LogCaptureFixt
             apply(acc)
         assert told(caplog) == []
         acc.advance_step(7)
-        assert not apply(acc, local_step=0)  # a step that was given is intended
+        assert not apply(acc, local_step=0)  # an explicit step is intended: no warning
         assert told(caplog) == []
         for _ in range(3):
             assert not apply(acc)
@@ -100,7 +100,7 @@ def test_the_default_step_in_the_signature_is_0() -> None:
 
 
 def test_repeated_drops_after_a_restore_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """The worker never reads the new step, so all gradients are dropped. One drop is normal."""
+    """A worker that never reads the new step loses every gradient. A single drop is normal."""
     with MAKE["dense"]() as acc:
         step = acc.global_step
         acc.restore(acc.state())

@@ -117,7 +117,7 @@ def test_a_gradient_of_the_old_timeline_is_dropped(
     assert READS[read](worker) == DEAD
     go_back(chief, state, tmp_path)
     dropped = worker.stats().dropped
-    for step in range(BACK, DEAD + 2):  # dropped also when the new timeline reaches its step
+    for step in range(BACK, DEAD + 2):  # even at the old gradient's own step
         assert not any(apply(worker, 63, number) for number in NUMBERS)
         assert not worker.apply_partial(chief.take_partial(0), DEAD)
         assert chief.global_step == step
@@ -153,7 +153,7 @@ def test_set_global_step_begins_no_timeline(chief: Any, worker: Any, set_step: s
     if set_step == "set_global_step":
         chief.set_global_step(0)
         assert apply(worker, 1, step)
-    assert apply(worker, 2, 9)  # as in TensorFlow
+    assert apply(worker, 2, 9)  # a step ahead is accepted, as in TensorFlow
     assert apply(worker, 3, shmacc.NEVER_STALE)
 
 
@@ -330,7 +330,7 @@ def test_a_handle_pickled_before_a_restore_must_read_the_step_to_apply(chief: An
 
 
 def test_a_handle_pickled_before_a_replacement_applies_nothing() -> None:
-    """The new segment may use the number that a timeline of the old segment had."""
+    """The new segment's timelines may have the same numbers as the old segment's."""
     with MAKE["dense"]() as first:
         for _ in range(3):
             first.restore(first.state())

@@ -94,7 +94,7 @@ def _becomes_another(*, pipe: Pipe) -> None:
 
 
 def test_a_closed_number_reused_by_another_accumulator_is_left_alone() -> None:
-    """The other accumulator is neither changed nor locked, and its process stays attached to it."""
+    """The other accumulator is neither changed nor locked; the process stays attached to it."""
     with Apart(_becomes_another) as process, shmacc.attach("b") as other:
         process.hear()
         before = inspection.describe("b")
@@ -137,7 +137,7 @@ def test_an_old_handle_does_not_disturb_a_new_one_with_the_same_number() -> None
         with shmacc.attach("a") as first:
             _add(first)
             process.turn()
-        # This process's entry is free now; it comes before the entry that will be dead.
+        # This process's entry is free now, and comes before the entry that will be dead.
         process.turn()
         process.say()
         until(lambda: inspection.describe("a").summary.waiting_for == (4,))
@@ -155,7 +155,7 @@ def _attached() -> int:
 
 
 def _leave_a_lost_place() -> None:
-    """Give the process a second entry: closed descriptors may leave one that nobody frees."""
+    """Give the process a second entry, as closed descriptors may leave: nobody frees it."""
     with SegmentFile(names.segment_name("a").path) as file:
         file.put("participant", file.record("participant", 0), 1)
         file.put("participants_top", layout.ShortWord(2))

@@ -1,4 +1,4 @@
-"""The tests' own copy of the layout is right: otherwise tests would damage the wrong bytes."""
+"""The tests' copy of the layout is right; with a wrong one they would damage other bytes."""
 
 import ctypes
 import os

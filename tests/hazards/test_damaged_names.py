@@ -159,7 +159,7 @@ def test_a_file_that_a_living_process_is_making_is_left_alone(what: str, byte: i
         assert not inspection.clean(leftover)
         assert path.stat().st_ino == inode
         maker.kill()
-        # Now its maker is dead, so nobody will finish it.
+        # Now the file's maker is dead, so nobody will finish the file.
         with ConditionalAccumulator("f4", (), "making", unlink_on_close=True) as acc:
             assert path.stat().st_ino != inode
             assert acc.apply_grad(1.0)

@@ -78,7 +78,7 @@ def test_every_call_on_a_damaged_segment_ends(
 
 @pytest.mark.parametrize("kind", ["sparse", "dense", "group"])
 def test_every_call_works_on_an_undamaged_segment(victim: Victim, kind: str) -> None:
-    """Otherwise the tests of damage would prove little."""
+    """If a call failed here, the tests of damage would prove little."""
     for attached, lanes in (True, 1), (False, 3):
         scenario = Scenario(kind, attached=attached, lanes=lanes, contributors=True)
         outcomes = victim.outcomes(scenario)
@@ -200,7 +200,7 @@ NEVER: Final = {"MemoryError", "ResourceExhaustedError"}
 
 @pytest.fixture(scope="module")
 def poor() -> Iterator[Victim]:
-    """Yield a process with little address space: two tables of 5 MiB, arguments, results."""
+    """Yield a victim with address space for two tables of 5 MiB, arguments and results."""
     made = Victim(48 * MIB)
     yield made
     made.end()

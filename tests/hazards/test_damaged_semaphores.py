@@ -1,7 +1,7 @@
 """The semaphore is only a queue in front of the lock: whatever its value, the lock still excludes.
 
-The tests damage its value, and replace the file under its name. The rest of its 32 bytes belongs
-to the C library, which aborts the process on a bad value there; see docs/hazards.md.
+The tests damage the value, and replace the semaphore's file. The rest of the file's 32 bytes
+belongs to the C library, which aborts the process on a bad value there; see docs/hazards.md.
 """
 
 import os

@@ -58,7 +58,7 @@ def _use(scenario: Scenario, seconds: float, *, pipe: Pipe) -> list[Any]:
                 calls += 1
                 bad += [] if outcome.fine else [outcome]
         if acc is not None:
-            with suppress(shmacc.errors.ShmaccError):  # it may be unable to give up its round
+            with suppress(shmacc.errors.ShmaccError):  # a close may fail to give up the round
                 acc.close()
         for name in os.listdir(names.SHM_DIRECTORY):  # noqa: PTH208
             os.unlink(f"{names.SHM_DIRECTORY}/{name}")  # noqa: PTH108

@@ -101,7 +101,7 @@ def test_a_forked_child_cannot_end_its_parents_block(acc: ConditionalAccumulator
     block.__enter__()
     with pytest.raises(errors.FailedPreconditionError):
         run_apart(lambda: block.__exit__(None, None, None))
-    with pytest.raises(errors.DeadlineExceededError):  # it waits for the parent's block
+    with pytest.raises(errors.DeadlineExceededError):  # the apply waits for the parent's block
         run_apart(lambda: acc.apply_grad(4.0, 1, timeout=0.05))
     run_apart(acc.close)
     assert (acc.global_step, acc.stats().round_pid) == (0, os.getpid())

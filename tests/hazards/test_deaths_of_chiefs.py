@@ -74,7 +74,7 @@ def test_a_chiefs_death_ends_all_waits_for_the_step(acc: ConditionalAccumulator,
         for _ in range(2):
             assert chief_died(acc) == ((leader.pid,), ("killed",))
         ConditionalAccumulator.attach(NAME).close()
-        assert news(acc) is not None  # it had applied, too
+        assert news(acc) is not None  # the chief had applied, too
         assert chief_died(acc) == ((leader.pid,), ("killed",))
     # A step that has moved on, or the run's end, is reported before a death.
     assert acc.wait_step(acc.global_step - 1, on_death="raise") == acc.global_step
@@ -126,7 +126,7 @@ def test_waits_for_the_step_survive_a_chief_that_left_in_order(acc: ConditionalA
 
 
 def leave_while_asked(acc: Any, process: Callable[[], Apart], look: Look, place: int) -> bool:
-    """Let a process leave just before another asks the kernel, for the n-th time, who is alive.
+    """Let a process leave just before another one's `place`-th question to the kernel who lives.
 
     Returns whether the other process asks that often.
     """
@@ -169,7 +169,7 @@ def follow(*, pipe: Pipe) -> None:
 
 
 def serve_while_asked(acc: ConditionalAccumulator, place: int) -> bool:
-    """Give a new chief its round just before another process asks, for the n-th time, who lives.
+    """Give a new chief its round just before another process's `place`-th question who lives.
 
     Returns whether the other process asks that often.
     """

@@ -84,7 +84,7 @@ def test_a_program_ends_while_daemon_threads_wait(acc: ConditionalAccumulator, e
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.usefixtures("acc")
 def test_a_collected_handle_is_closed() -> None:
-    """This holds in a reference cycle, too; a private segment is then removed."""
+    """A handle in a reference cycle is closed, too. A private segment ends with its handle."""
 
     def drop() -> None:
         handles: list[Any] = [shmacc.attach("acc") for _ in range(10)]
@@ -228,7 +228,7 @@ def test_finalizers_may_call_everything(acc: ConditionalAccumulator, finalizer: 
             "close"
         )
     else:
-        # By then handles are closed, and not all modules of Python and NumPy work.
+        # This late, handles are closed, and not all modules of Python and NumPy work.
         assert output.startswith("apply:FailedPreconditionError apply:FailedPreconditionError")
         assert {"make", "attach"} <= set(output.split())
         assert output.endswith("close close")
@@ -261,7 +261,7 @@ LINGERS: Final = """
     builtins.lingers = Lingers()
     begun = []
 """
-# At the end, Python exits a thread that asks for the GIL; here this happens in the extension.
+# At the end, Python exits a thread that asks for the GIL; in these cases, in the extension.
 LETS_GO: Final = {
     "the text of an exception": """
     class Slow(Exception):

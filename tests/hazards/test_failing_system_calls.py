@@ -1,7 +1,7 @@
 """If any one system call fails, the operation raises a clear error or succeeds, and leaks nothing.
 
-The kernel may lack memory, descriptors, space or locks, or a signal may interrupt. The next
-operation works.
+The kernel may lack memory, descriptors, space or locks, or a signal may interrupt the call. The
+next operation must work.
 """
 
 import errno
@@ -51,7 +51,7 @@ def mapped() -> int:
 
 
 def is_anothers(name: str, there_before: tuple[str, ...]) -> bool:
-    """Return whether this is an older segment's semaphore, which was missing and made again."""
+    """Return whether `name` is an older segment's semaphore: it was missing and made again."""
     semaphore = names.parse_semaphore_file(name)
     return semaphore is not None and semaphore[0].system_name in there_before
 
@@ -137,7 +137,7 @@ def fail(deed: Deed, place: int, turn: int) -> tuple[int, int]:
     return number, len(errors_of_it) if code else 0
 
 
-# Other operations make every system call of these.
+# Left out: other operations make every system call that these operations make.
 CONTAINED: Final = {"creating a private one", "finding what the dead left", "closing"}
 
 

@@ -35,7 +35,7 @@ def hash_rows(rows: IndexArray, key: list[int]) -> npt.NDArray[np.uint64]:
     """Hash row numbers like row_index.hpp: ``factor * row + addend`` modulo ``2**128``, mixed.
 
     The product is computed in digits of 32 bits, so that no product or sum of the lower 64 bits
-    wraps around. Overflow of the upper 64 bits, which are returned, is lost, as it should be.
+    wraps around. The upper 64 bits are returned; their overflow is lost, as it should be.
     """
     factor, factor_low, addend, addend_low = map(np.uint64, key)
     row = rows.astype(np.uint64)

@@ -114,7 +114,7 @@ def _make_many(*, pipe: Pipe) -> None:
 
 
 def test_the_semaphore_exists_before_the_segment_has_its_name() -> None:
-    """Otherwise another user could make the semaphore first."""
+    """Another user could make a semaphore that does not exist yet."""
     own = f"shmacc.{names.current_namespace()}:made-"
     with Apart(_make_many) as maker:
         while not maker.pipe.poll():
@@ -140,7 +140,7 @@ def secret() -> Iterator[Path]:
 
 
 def test_another_users_file_at_the_semaphores_name_is_not_mapped(owner: Callable[..., Any]) -> None:
-    """If it were mapped, its owner could truncate it, which would cause a SIGBUS here."""
+    """If the file were mapped, its owner could truncate it and so cause a SIGBUS here."""
     planted = semaphore()
     planted.unlink()
     run_apart(_plant_a_file, planted, uid=STRANGER)
@@ -160,7 +160,7 @@ def test_another_users_file_at_the_semaphores_name_is_not_mapped(owner: Callable
 def test_another_users_link_under_the_semaphores_name_is_not_followed(
     owner: Callable[..., Any], secret: Path, plant: Callable[[Path], None]
 ) -> None:
-    """Otherwise root would change the mode of its own secret file, or write into it."""
+    """If root followed the link, it would change its secret file's mode, or write into the file."""
     planted = semaphore()
     planted.unlink()
     run_apart(plant, planted, uid=STRANGER)
@@ -225,7 +225,7 @@ def _apply_later(*, pipe: Pipe) -> bool:
 
 
 def test_a_readers_lock_delays_others_until_their_timeouts(owner: Callable[..., Any]) -> None:
-    """Permission to read allows such locks; others go on afterwards."""
+    """Permission to read allows such locks; others go on when the reader is gone."""
     with Apart(_apply_later).ready() as applying, reader(layout.lane_byte()) as process:
         applying.say()
         until(lambda: activity("read", applying.pid) == "waits for the lock")

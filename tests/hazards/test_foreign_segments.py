@@ -141,7 +141,7 @@ def test_users_wake_each_other_and_a_dead_users_entry_becomes_free(owner: Apart)
 def test_a_lost_semaphore_is_made_again_for_the_segments_owner(
     owner: Apart, uid: int | None, made: list[int]
 ) -> None:
-    """Only the owner and root can make it; other users work without."""
+    """Only the owner and root can make it again; other users work without a semaphore."""
     for semaphore in _semaphores():
         semaphore.unlink()
     run_apart(_take_part, uid=STRANGER)
@@ -212,7 +212,7 @@ def _come_in() -> None:
 @needs_root
 @pytest.mark.parametrize("uid", [None, STRANGER], ids=["root", "another user"])
 def test_allowed_owners_segments_are_attached(theirs: Apart, uid: int | None) -> None:
-    """Owners are allowed in a constructor, by `attach`, or in a pickle, which keeps them."""
+    """A constructor or `attach` says which owners are allowed; a pickled handle keeps them."""
     theirs.hear()
     run_apart(_come_in, uid=uid)
 

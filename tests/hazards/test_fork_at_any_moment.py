@@ -99,7 +99,7 @@ class _Cycle:
     def __init__(self) -> None:
         self.acc = shmacc.attach("acc")
         self.itself = self
-        # Otherwise cycles would be made faster than they are collected.
+        # Sleep: cycles must not be made faster than they are collected.
         time.sleep(0.0005)
 
 
@@ -227,7 +227,7 @@ def _apply_and_close(acc: ConditionalAccumulator, *, pipe: Pipe) -> None:
 
 
 def test_a_child_may_close_the_handle_of_a_parents_thread(acc: ConditionalAccumulator) -> None:
-    """The parent's take does not keep the child attached: closing its handle detaches it."""
+    """The parent's take does not keep the child attached: the child's close detaches the child."""
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(acc.take, 2, timeout=LONG)
         until(lambda: acc.stats().waiting == 1)

@@ -112,7 +112,7 @@ def _fork_and_die(acc: SparseConditionalAccumulator, *, pipe: Pipe) -> None:
         try:
             os.write(say_ready, b"!")
             _apply(acc, 1)
-            # This waits in the queue; the parent is dead when it succeeds.
+            # The take waits in the queue; the parent is dead when it succeeds.
             acc.take(3, timeout=LONG)
         finally:
             os._exit(0)

@@ -75,7 +75,7 @@ def _attach() -> None:
 
 @pytest.mark.usefixtures("acc")
 def test_a_stopped_process_keeps_dead_entries_from_being_freed() -> None:
-    """Opening raises an error that says so; afterwards the entries are freed."""
+    """Attaching raises an error that says so; once the stopped process is dead, it succeeds."""
     run_apart(_fill_with_the_dead)
     with held("acc") as holder:
         with pytest.raises(
@@ -106,7 +106,7 @@ def _record_locks(acc: ConditionalAccumulator) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs /proc/locks")
 def test_an_attached_process_has_one_lock_in_the_kernels_list(acc: ConditionalAccumulator) -> None:
-    """Each operation searches this list, so it must be short."""
+    """Each operation searches this list, so the list must be short."""
     assert len(_record_locks(acc)) == 1
     with Apart(_stay, acc).ready(), Apart(_stay, acc).ready():
         assert len(_record_locks(acc)) == 3
@@ -214,7 +214,7 @@ def _come_and_go(*, pipe: Pipe) -> None:
 
 
 def _sweep_meanwhile(system_calls: int, *, again: bool) -> bool:
-    """Let processes leave and come during a sweep; return False if it ended before that."""
+    """Let processes leave and come during a sweep; return False if the sweep ended first."""
     with (
         Apart(_come_and_go) as leaving,
         Apart(_come_and_go) as coming,

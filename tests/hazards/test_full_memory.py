@@ -23,7 +23,7 @@ pytestmark = [needs_own_shm, pytest.mark.threads]
 
 
 def contents(made: Any) -> Any:
-    """Return all contents; an accumulator's as a take would return them, but the round stays."""
+    """Return all contents: an accumulator's are what a take would return, but the round stays."""
     if isinstance(made, Both):
         return state_of(made.params), made.group.stats().update
     partial = made.take_partial(0, timeout=0)
@@ -222,7 +222,7 @@ def _of_all_members(rows: int) -> dict[str, Any]:
 
 @cache
 def _partial_of_many_contributors() -> shmacc.GroupPartial:
-    """Return a partial with so many contributors that their set must grow, too."""
+    """Return a partial with so many contributors that the set of contributors must grow."""
     with shmacc.AccumulatorGroup(THREE) as other:
         for contributor in range(3, 1000):
             other.apply({}, 0, contributor=contributor)
@@ -422,7 +422,7 @@ def test_a_refused_gradient_that_freed_memory_leaves_correct_records() -> None:
 
 @apart(shm=SIZE)
 def test_a_refused_update_keeps_no_memory_for_old_rows() -> None:
-    """A refused update gives all its memory back, also that for saving old rows."""
+    """A refused update gives all its memory back, including the memory for saving old rows."""
     rows = np.arange(40_000)
     with (
         shmacc.Parameters({"a": np.zeros((40_000, 16), "f4")}, optimizer=optim.SGD(1.0)) as params,

@@ -1,6 +1,6 @@
 """A signal handler opens, closes or removes an accumulator while its thread does the same.
 
-Garbage collections come in between, too. Whenever they come, one segment has the name, everybody
+So does a garbage collection. At whatever instant they come, one segment has the name, everybody
 attaches to this segment, and the process counts as attached as long as it has the segment open.
 """
 

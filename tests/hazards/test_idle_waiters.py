@@ -145,7 +145,7 @@ def _attach(*, pipe: Pipe) -> None:
 
 
 def test_a_timeout_names_some_of_many_processes(acc: ConditionalAccumulator) -> None:
-    """The message does not ask the kernel about each process, and is still true."""
+    """The take does not ask the kernel about each process; its message is true all the same."""
     with ExitStack() as stack:
         others = [stack.enter_context(Apart(_attach)) for _ in range(20)]
         for other in others:
@@ -162,7 +162,7 @@ def test_a_timeout_names_some_of_many_processes(acc: ConditionalAccumulator) -> 
             other.kill()
         with pytest.raises(errors.DeadlineExceededError) as caught:
             acc.take(1, timeout=0)
-        # The end of the message follows the list of processes that are gone.
+        # Behind the processes that are gone, the end of the message names the attached ones.
         attached = str(caught.value).partition("because of a seal; ")[2]
         named = {int(pid) for pid in re.findall(r"pid (\d+)", attached)}
         assert named <= {other.pid for other in others[15:]} | {os.getpid()}

@@ -137,7 +137,7 @@ def _inspect(*, pipe: Pipe) -> int:
 
 
 def _apply_to(acc: ConditionalAccumulator) -> None:
-    # While its name leads to another file, a call may raise an error that says so.
+    # While the segment's name leads to another file, a call may raise an error that says so.
     with contextlib.suppress(errors.NotFoundError):
         acc.apply_grad(1.0)
 

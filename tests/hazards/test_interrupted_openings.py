@@ -111,7 +111,7 @@ def _named(_: list[Any], got: Any) -> None:
 
 
 def _unlinked(had: list[Any], _: Any = None) -> None:
-    """Check that the accumulator is open as before, and that its name is removed or can be."""
+    """Check that the accumulator is open as before, and that its name is removed or removable."""
     (acc,) = had
     assert acc.num_accumulated() == 1
     acc.unlink()

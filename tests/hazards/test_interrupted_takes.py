@@ -29,7 +29,7 @@ NAME: Final = "interrupted"
 WIDTH: Final = 64
 # Rows: copying LARGE takes about a millisecond, copying SMALL almost no time.
 SMALL, LARGE = 4, 10_000
-# Copying this many rows takes so long that a signal sent after its begin arrives in time.
+# Copying this many rows takes so long that a signal sent when it has begun arrives in time.
 HUGE: Final = 200_000
 
 
@@ -136,14 +136,14 @@ def _signal_amid_the_copy(taker: Apart) -> None:
 
 
 def _take_with_a_handler(handler: Callable[[Any], Any], *, pipe: Pipe) -> tuple[Any, ...]:
-    """Return the handler's result, the take's count and step, and how long it slept."""
+    """Return the handler's result, the take's count and step, and how long the take slept."""
     acc = shmacc.attach(NAME)
     handled: list[Any] = []
     signal.signal(signal.SIGUSR1, lambda *_: handled.append(handler(acc)))
     pipe.say("ready")
     start = slept()
     count = step = 0
-    with contextlib.suppress(errors.DeadlineExceededError):  # the handler may take it
+    with contextlib.suppress(errors.DeadlineExceededError):  # the handler may take the gradient
         taken = acc.take(1, timeout=0.2)
         count, step = taken.count, taken.step
     return handled[0] if handled else None, count, step, slept() - start
@@ -245,7 +245,7 @@ def test_a_handler_may_fork_during_a_take(huge: Any) -> None:
             mine, childs = taker.result()
         assert mine == 1
         assert huge.stats().waiting == 0
-        if childs == 0:  # otherwise the fork came too late, and both have the result
+        if childs == 0:  # if not, the fork came too late: both have the result
             break
 
 
@@ -279,7 +279,7 @@ def _take_in_vain(acc: Any) -> None:
 
 
 def test_any_later_take_returns_the_kept_round(half: SparseConditionalAccumulator) -> None:
-    """A partial take and a forked child's take do not return it."""
+    """The exceptions are a partial take and a forked child's take."""
     assert half.take_partial(0).count == 0
     run_apart(_take_in_vain, half)
     half.apply_grad([0], [[2.0]], local_step=1)

@@ -1,8 +1,8 @@
 """A segment grows while signals arrive, or after another process has grown it.
 
 After growth by another process, a process maps only what is new. Signals neither stop growth nor
-change its errors. Kernels before 6.11 let any signal end fallocate and undo it all: a timer that
-fires more often than the call takes would keep it from ever ending. The test simulates this.
+change its errors. Kernels before 6.11 let any signal end fallocate and undo it all: if a timer
+fires at least once in each call, no call succeeds. The test simulates this.
 """
 
 import errno
@@ -31,7 +31,7 @@ TIMER: Final = signal.SIGALRM
 class OldKernel:
     """Interrupts each reservation that does not block the timer's signal, and some that do.
 
-    A blocking one passes after more than `stubborn` interrupts in a row, as under a debugger.
+    A call that blocks it passes after more than `stubborn` interrupts in a row, as in a debugger.
     """
 
     def __init__(self, stubborn: int = 0) -> None:

@@ -37,7 +37,7 @@ def rows(first: int, count: int, member: str = "a") -> dict[str, Any]:
 
 
 def apply(first: int, count: int, *, pipe: Pipe) -> Any:
-    """Say that it begins, then apply new rows, whatever the step."""
+    """Tell the test that the apply begins; apply new rows, whatever the step."""
     with shmacc.AccumulatorGroup.attach(NAME) as group:
         pipe.say()
         return group.apply(rows(first, count), shmacc.NEVER_STALE)
@@ -130,7 +130,7 @@ def test_two_segments_that_grow_at_once_do_not_get_the_same_memory() -> None:
             os.close(fd)
         return 0
 
-    with HostGroup({"a": TensorSpec((4 * MIB,), "f4")}, NAME) as group:  # it grows once
+    with HostGroup({"a": TensorSpec((4 * MIB,), "f4")}, NAME) as group:  # the group grows once
         kept = free_bytes() - 24 * MIB
         group.handle.keep_free(kept)
         with (

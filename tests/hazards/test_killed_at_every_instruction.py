@@ -22,7 +22,7 @@ from shmacc._base import names
 
 pytestmark = pytest.mark.beyond_asan
 
-MANY: Final = tuple(range(300))  # they need more memory than a later round may keep unused
+MANY: Final = tuple(range(300))  # rows; they need more memory than a later round may keep unused
 SMALL_ROUNDS: Final = 8  # after this many small rounds in a row, memory is given back
 OF: Final = GroupScene("", "float64", 3, leave_new, leave_new)
 FULL: Final = 2**62
@@ -72,7 +72,7 @@ def _give_up(acc: Any) -> None:
 
 def _one_member_is_idle(acc: Any) -> None:
     acc.apply({"rows": rows(*MANY, width=64)}, 0)
-    # A take looks for idle members in one of this many rounds only.
+    # A take looks for idle members only once in SMALL_ROUNDS rounds.
     for step in range(2 * SMALL_ROUNDS - 1):
         acc.take(1)
         acc.apply({"array": array()[:100]}, step + 1)

@@ -1,4 +1,4 @@
-"""A load that is killed or interrupted restored everything or nothing, or must be repeated.
+"""A killed or interrupted load has restored everything or nothing, or it must be repeated.
 
 `shmacc.load`: "Restore all states of a file that `save` has written, or none."
 """

@@ -146,7 +146,7 @@ def come_upon_it(mark: Mark) -> None:
 def test_an_undo_killed_anywhere_loses_nothing(scene: Scene, record_property: Record) -> None:
     clean = {NAME: scene.prepare()}
     before = scene.testimony(clean[NAME])
-    # `torn` is what a process leaves that is killed just before its commit.
+    # `torn` is what a process killed just before its commit leaves.
     looks = walk(scene.act, clean, {NAME: scene.perform()}, NAME)
     while scene.testimony(looks[-1].images[NAME]) != before:
         looks.pop()

@@ -93,7 +93,7 @@ def test_a_take_goes_on_if_the_apply_that_should_wake_it_is_killed() -> None:
 
 @needs_ptrace
 def test_a_take_killed_while_it_joins_the_queue_blocks_nobody() -> None:
-    """The entry belonged to a living process before; the dead take must not pass for that."""
+    """The entry was a living process's before; the dead take must not pass for that process's."""
     ADDING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
     view = _core.view(path())[2]

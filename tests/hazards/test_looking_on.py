@@ -1,7 +1,7 @@
 """A reader without the lock sees what was committed at one instant.
 
-Tables are read beside a chief that adds, removes and grows, is stopped, and is killed. Each row
-holds its id and version, so that the tests can check every number that was read.
+Tables are read while a chief adds and removes rows, grows a table, is stopped, or is killed. Each
+row holds its id and version, so that the tests can check every number that was read.
 """
 
 import signal

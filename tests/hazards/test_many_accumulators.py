@@ -80,7 +80,7 @@ def test_five_hundred_accumulators_in_one_process_cost_what_is_promised() -> Non
     # A small accumulator has less than 512 KiB of shared memory.
     assert held < 512 * 1024 * MANY
     assert_all_is_back(before)
-    if not SANITIZED:  # it is a few hundred microseconds each on an idle machine
+    if not SANITIZED:  # on an idle machine, each takes a few hundred microseconds
         assert made - started < 20 * MANY / 1000
         assert used_for < 20 * MANY / 1000
 

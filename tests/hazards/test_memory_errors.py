@@ -62,7 +62,7 @@ def _no_round_is_lost(sort: str, failures: Callable[[], Iterator[Callable[[Any],
             taken = failing(lambda: take(acc))
             if taken is None:
                 failed += 1
-                taken = take(acc)  # nothing was consumed, or this returns what was
+                taken = take(acc)  # the failed take consumed nothing, or its round comes now
             assert is_whole(taken, number % 100), f"allocation {number}: {taken}"
             assert acc.num_accumulated() == 0
         stats = acc.stats()

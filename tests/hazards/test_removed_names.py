@@ -124,7 +124,7 @@ def test_a_removed_semaphore_is_made_again() -> None:
         assert acc.apply_grad(range(50), np.ones((50, 2)))
         findings = inspection.check("removed")
         assert any("semaphore is missing" in finding.problem for finding in findings)
-        # These processes make another semaphore; this one keeps the semaphore without a name.
+        # These processes make another semaphore; the test keeps the semaphore without a name.
         with Apart(_apply_many, 0) as one, Apart(_apply_many, 25) as other:
             for _ in range(300):
                 assert acc.apply_grad(range(50), np.ones((50, 2)))
@@ -198,7 +198,7 @@ def test_a_wait_ends_when_the_segments_file_is_truncated(call: str, doing: str, 
         if doing == "waits for the lock":
             stack.enter_context(held("removed", layout.lane_byte(lanes - 1)))
         with Apart(_wait_until_truncated, CALLS[call]).ready() as waiter:
-            # If it were awake, it would go on, and die at the first page that it touches.
+            # An awake waiter would go on, and die at the first page that it touches.
             until(lambda: sleeps_in("removed", waiter.pid, doing))
             os.truncate(segment(), 0)
             assert "truncated" in waiter.result()

@@ -180,7 +180,7 @@ def test_a_truncated_file_is_not_opened() -> None:
 
 @apart()
 def test_arrays_truncated_while_in_use_raise_when_read_again() -> None:
-    """Arrays that were read before lose their memory, and nothing else."""
+    """Arrays that were read before lose their memory; nothing else is lost."""
     params = SharedArrays({"a": np.ones(3), "b": np.ones(3)}, NAME)
     kept = params["a"]
     os.truncate(path(), 0)

@@ -76,7 +76,7 @@ def nameless_bytes() -> int:
 
 @pytest.mark.parametrize("given", [False, True], ids=["zeros", "contents"])
 def test_a_handler_that_raises_while_arrays_are_made_leaves_nothing(given: bool) -> None:
-    """Other threads must run meanwhile; otherwise the signal would never be sent."""
+    """Other threads must run meanwhile, since one of them sends the signal."""
     half = LARGE // 2 if given else 1
     contents: Any = np.zeros(LARGE, np.uint8) if given else TensorSpec((LARGE // 4,))
 

@@ -143,7 +143,7 @@ def test_a_signal_ends_a_wait_for_the_step(
 
 @pytest.mark.beyond_tsan  # ThreadSanitizer delays signals
 def test_a_signal_ends_a_wait_for_the_name(acc: ConditionalAccumulator) -> None:
-    """A stopped process holds the name's lock, as it would while it opens or removes."""
+    """A stopped process holds the name's lock, as if it was stopped in an open or a removal."""
     calls = {signal.SIGINT: lambda: shmacc.attach("acc"), signal.SIGUSR1: acc.unlink}
     with held("acc", layout.NAME_BYTE):
         for number, call in calls.items():

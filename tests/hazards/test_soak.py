@@ -1,6 +1,6 @@
 """Workers, takers and chiefs are killed at random, while the test keeps books of its own.
 
-No gradient may be torn, lost or doubled, no round in the parameters twice or not at all. The
+No gradient may be torn, lost or doubled. Each round is in the parameters exactly once. The
 library's counters must agree with the books. Each death and failure is reported once. No living
 process waits for long. `make soak` runs this for SOAK_SECONDS, which the kinds share.
 """

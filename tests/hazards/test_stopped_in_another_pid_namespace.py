@@ -111,7 +111,7 @@ def _look_at_the_lock_from_beside(pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_take_in_another_namespace_keeps_its_place_until_it_dies(fate: signal.Signals) -> None:
-    """A dead take loses its entry though a living process has its pid; a stopped take keeps it."""
+    """A dead take loses its entry though a living process has its pid; a stopped one keeps its."""
     APPLYING.prepare().write(path())
     with stepping_namespaces.elsewhere(stepping_namespaces.perform, take, 2) as first:
         until(lambda: len(inspection.describe(NAME).queue) == 1)

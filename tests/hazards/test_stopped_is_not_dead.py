@@ -181,7 +181,7 @@ def test_the_death_of_a_stopped_take_is_noticed() -> None:
 
 
 def test_a_stopped_take_that_was_cancelled_delays_nobody() -> None:
-    """This includes a process that has seen the stopped take at the head of the queue."""
+    """Not even a process that has seen the stopped take at the queue's head has to wait."""
     APPLYING.prepare().write(path())
     acc: Any = shmacc.attach(NAME)
     with acc, queued((take, 3)) as (first,):

@@ -111,7 +111,7 @@ def _write_and_pin(made: Any) -> None:
         place = (ctypes.c_size_t * 2)(array.ctypes.data, 4096)
 
         def write() -> None:
-            # The main thread checks only after this process's page is in the pipe, too.
+            # Both calls keep the GIL: the page is in the pipe before the main thread checks.
             with_gil.memset(ctypes.c_void_p(array.ctypes.data), 255, ctypes.c_size_t(array.nbytes))
             assert with_gil.vmsplice(writer, place, 1, 0) == 4096
             gate.release()

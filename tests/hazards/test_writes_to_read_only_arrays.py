@@ -1,7 +1,7 @@
 """A write to a read-only array is undone and raises; without the library it would be a SIGSEGV.
 
-NumPy's flag stops most writes, but not those by ctypes, tested here, nor those by torch, which are
-in tests/other_packages/test_torch_read_only.py.
+NumPy's flag stops most writes, but not those by ctypes (tested here) and by torch (tested in
+tests/other_packages/test_torch_read_only.py).
 """
 
 import ctypes
@@ -134,7 +134,7 @@ def test_a_write_raises_after_everything_is_closed_and_removed() -> None:
 
 
 def work(*, pipe: Pipe) -> None:
-    """Read an array that another process changes; write to it in between."""
+    """Read an array that another process changes; write to the array in between."""
     with shmacc.SharedArrays.attach(NAME) as shared:
         array = shared["emb"]
         while (value := pipe.hear()) is not None:

@@ -233,7 +233,7 @@ def _result(
 
 
 def _import_what_is_imported_late() -> None:
-    # Another user may not be able to read the modules' files.
+    # Later, as another user, this process may be unable to read the modules' files.
     for name in dir(shmacc):
         with suppress(ImportError):  # the name needs a package that is not installed
             public = getattr(shmacc, name)

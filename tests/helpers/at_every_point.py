@@ -1,8 +1,8 @@
 """Runs an action at the n-th point of a call, for every n.
 
 Points are the lines, or the instructions, of shmacc's Python code that the call runs: every place
-where a signal handler can run, and more. In the extension, other code can run only where it makes a
-Python object, which may start a garbage collection. So collections are points, too.
+where a signal handler can run, and more. Within the extension, other code can run only if a new
+Python object starts a garbage collection. So collections are points, too.
 
 Python checks for signals where a function begins, after a call, and where a loop jumps back; and a
 called function may raise because of a signal. So only the instructions before and after these
@@ -91,7 +91,7 @@ def coming_between(
     def enter(frame: FrameType, _: str, __: object) -> Callable[..., Any] | None:
         return tracing(frame) if frame.f_code.co_filename.startswith(within) else None
 
-    # Set this before sys.settrace: Python 3.12 checks only there whether any frame has it set.
+    # Set this first: Python 3.12 checks only in sys.settrace whether any frame has it set.
     sys._getframe().f_trace_opcodes = points is Points.INSTRUCTIONS
     sys.settrace(enter)
     try:

@@ -2,7 +2,7 @@
 
 Every entry has one writer at a time and is written by a single store, so a kill leaves the old or
 the new value. A chief notes a round in the round's block, before the round is consumed. If the
-chief is killed or gives the round up, the next take has the round's gradients, and notes them.
+chief is killed or gives the round up, the next take gets the round's gradients, and notes them.
 
 `audit` compares the books with the counters that the library keeps.
 """
@@ -34,11 +34,11 @@ class Fate(IntEnum):
     """The fate of a gradient."""
 
     NONE = 0
-    BEGUN = 1  # its apply has begun; if the worker was killed then, it may or may not be in a round
+    BEGUN = 1  # its apply has begun; after a kill, the gradient may or may not be in a round
     ACCEPTED = 2
     REFUSED = 3
     TIMED_OUT = 4  # it is in no round
-    IN_DOUBT = 5  # its worker was killed, and its second apply was refused: the first may count
+    IN_DOUBT = 5  # its worker was killed, and the second apply was refused: the first may count
 
 
 class Doing(IntEnum):
@@ -151,7 +151,7 @@ class Books:
         self._doing = _shared(processes, np.uint8)
         self._began = _shared(processes, np.float64)
         # Counts of the campaign:
-        self.loads = _shared(1, np.int64)  # a load adds 1 when due and 1 when done; odd: one is due
+        self.loads = _shared(1, np.int64)  # a load adds 1 when due, and 1 when done; odd: it is due
         self._stop = _shared(1, np.uint8)
         # Numbers of killed processes, in this order: takers that may not have noted what they took;
         # workers that had applied; workers that may have applied; workers that were failing; takers
@@ -232,11 +232,11 @@ class Books:
 
 
 def audit(books: Books, stats: Stats) -> Findings:
-    """Check the books: all processes have ended, all gradients are taken, all takes noted."""
+    """Check the books, after all processes have ended and all gradients were taken."""
     entries = max(_end(books.fate), _end(books.taken_at))
     fate, step = books.fate[:entries], books.taken_at[:entries].astype(np.int64) - 1
     since, until = books.since[:entries], books.until[:entries]
-    # A taker writes `logged` last. If it was killed before that, its other notes do not count.
+    # A taker writes `logged` last. If it was killed earlier, its other notes do not count.
     seen = (step >= 0) & (books.logged[step] > 0)
     accepted, refused = fate == Fate.ACCEPTED, fate == Fate.REFUSED
     unanswered = (fate == Fate.BEGUN) | (fate == Fate.IN_DOUBT)

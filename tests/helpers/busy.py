@@ -10,7 +10,7 @@ from helpers.support import LONG, until
 
 @contextmanager
 def busy(*work: Callable[[], Any]) -> Iterator[list[int]]:
-    """Repeat each call in a thread of its own; yield a list that counts how often each was made."""
+    """Repeat each call in a thread of its own; yield a list of how often each call was made."""
     stop = threading.Event()
     done = [0] * len(work)
     failed: list[BaseException] = []

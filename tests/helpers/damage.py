@@ -61,9 +61,9 @@ class Transplant:
 
 @dataclass(frozen=True)
 class SetField:
-    """Sets a field of a record; adds to it if `relative`; then corrects the checksum if `checksum`.
+    """Sets a record's field, or adds to it if `relative`; corrects the checksum if `checksum`.
 
-    `number` is the record's index; None: of a record with two copies, the committed one.
+    `number` is the record's index; None: the committed copy of a record that has two copies.
     """
 
     record: str

@@ -158,7 +158,7 @@ class Guest:
         ) and time.monotonic() < deadline:
             time.sleep(0.002)
         assert not living, f"processes are left: {self._said()}"
-        while not names_stay and self.names():  # the process that removes them has ended
+        while not names_stay and self.names():  # the process that removes the names has ended
             assert time.monotonic() < deadline, f"names are left: {self.names()}: {self._said()}"
             time.sleep(0.002)
         told = []

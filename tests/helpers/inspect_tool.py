@@ -211,8 +211,8 @@ def semaphore_of(name: str) -> Path:
 
 
 def scribble(path: Path, offset: int, data: bytes) -> None:
-    # Use another process: closing the file here would release this process's record locks. Under a
-    # sanitizer's library dd finds no memory.
+    # Use another process: closing the file here would release this process's record locks. Unset
+    # LD_PRELOAD: with a sanitizer's library, dd finds no memory.
     place = [f"of={path}", "oflag=seek_bytes", f"seek={offset}", "conv=notrunc", "status=none"]
     subprocess.run(["env", "--unset=LD_PRELOAD", "dd", *place], input=data, check=True)
 
@@ -272,7 +272,7 @@ def hold_the_lock_mostly(name: str, changes: bool) -> None:
 
 @contextlib.contextmanager
 def stopped_with_the_lock(crew: Crew, name: str, *, changes: bool = True) -> Iterator[int]:
-    """Stop a process that holds the lock, to apply if `changes`, else to read; yield its pid."""
+    """Stop a process under the lock, in an apply (without `changes`: a read); yield its pid."""
     child = start(crew, hold_the_lock_mostly, name, changes)
     try:
         stop_within(child.pid, name, in_operation=changes)

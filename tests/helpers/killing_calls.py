@@ -1,7 +1,7 @@
 """Kills a process at each of its stops, which are before and after each system call.
 
-A death at a stop leaves the bytes that are in shared memory then, and no lock. So the test judges a
-copy of the bytes instead, and only if they have changed since the last stop. At some stops the
+A death at a stop leaves the bytes that are in shared memory then, and no lock. So, without a kill,
+the test judges a copy of the bytes if they have changed since the last stop. At some stops the
 process is really killed, so that the kernel releases its locks.
 """
 
@@ -19,7 +19,7 @@ from helpers.support import EVERY_INSTANT
 Failure = Callable[[Call], int | None]
 Fails = Callable[[], Failure]
 
-# Real kills: at every n-th stop where bytes have changed, and at every n-th stop of all.
+# Real kills: at one in this many of the stops where bytes have changed, and of all stops.
 _ONE_CHANGED_IN: Final = 1 if EVERY_INSTANT else 4
 _ONE_IN: Final = 1 if EVERY_INSTANT else 32
 
@@ -34,7 +34,7 @@ def deaths(deed: Deed, fails: Fails | None = None) -> Iterator[int]:
         fails: Makes one of the deed's calls fail; stops before that call are skipped.
 
     Yields:
-        The number of the stop, ascending, when its leftovers are there. The caller removes them.
+        The stop's number, ascending, once its leftovers are in place. The caller removes them.
     """
     with on_one_core():
         seen, last = _instants(deed, fails)

@@ -123,8 +123,8 @@ class Windows:
     Args:
         path: The file.
         images: Images of the file at other times. The view covers their pieces, one more page
-            after each, and the first page of each region. In `image`, a range is occupied if it
-            is in any of these images.
+            after each, and the first page of each region. `image` returns a range as occupied if
+            any of these images does.
     """
 
     def __init__(self, path: str, *images: Image) -> None:

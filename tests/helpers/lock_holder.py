@@ -26,7 +26,7 @@ def hold_byte(path: str, byte: int, *, pipe: Pipe) -> None:
 
 @contextmanager
 def held(name: str, byte: int = layout.lane_byte()) -> Iterator[Apart]:
-    """Let a stopped process lock this byte, by default the lock's, until it is killed or continued.
+    """Let a stopped process lock a byte (default: lane 0's) until it is killed or continued.
 
     The process is not within an operation. Other tests stop a process within an operation.
     """

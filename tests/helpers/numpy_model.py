@@ -18,7 +18,7 @@ INT64_MAX: Final = 2**63 - 1
 
 
 class Refused(Exception):  # noqa: N818 - it stands for the error that the library must raise
-    """The name of the error class that the library must raise; its message, if that is fixed."""
+    """The name of the error class that the library must raise; the message, if it is fixed."""
 
     def __init__(self, kind: str, message: str | None = None) -> None:
         super().__init__(kind, message)

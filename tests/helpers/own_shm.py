@@ -1,6 +1,6 @@
 """Gives a process a private /dev/shm of any size.
 
-Run as a script, it exits with status 0 if the system allows that.
+Run as a script, this file exits with status 0 if the system allows such a /dev/shm.
 """
 
 import ctypes

@@ -33,7 +33,7 @@ def page_id(page: Path) -> str:
 
 
 def programs(*, with_others: bool) -> dict[str, str]:
-    """Return the pages' Python blocks that import `_OTHERS`, or the rest, by page and number.
+    """Return the pages' Python blocks with (or without) imports of `_OTHERS`, by page and number.
 
     Blocks that need a Ray cluster are left out: `make test-ray` runs them.
     """
@@ -50,7 +50,7 @@ def programs(*, with_others: bool) -> dict[str, str]:
 
 
 def examples(*, with_others: bool) -> list[Path]:
-    """Return the programs in docs/examples that import `_OTHERS`, or the rest.
+    """Return the programs in docs/examples with (or without) imports of `_OTHERS`.
 
     README's programs have tests of their own. `make test-ray` runs programs for a Ray cluster.
     """

@@ -1,7 +1,7 @@
 """Fails a test if a wait of the library lasts too long: a process watches the test's segments.
 
-The watching process finds the waits by `shmacc.inspection`, in every process of the test, however
-it was started. The waits themselves need no timeouts. The test fails at once, with an error that
+The watching process finds the waits by `shmacc.inspection`, in all processes of the test, however
+they were started. The waits themselves need no timeouts. The test fails at once, with an error that
 names the waiting process, what it waits for, and the counters. A test whose waits may last longer
 says how many seconds: ``@pytest.mark.patience(60)``.
 """
@@ -55,7 +55,7 @@ class Watchdog:
     def _fail(self, _signal: int, _frame: FrameType | None) -> None:
         assert self._process.stdout is not None
         namespace, waits = json.loads(self._process.stdout.readline())
-        if namespace == os.environ.get(names.NAMESPACE_VARIABLE):  # else that test has ended
+        if namespace == os.environ.get(names.NAMESPACE_VARIABLE):  # else the watched test has ended
             raise AssertionError(f"a wait lasts too long: {waits}")
 
 

@@ -65,7 +65,7 @@ def sleep(*_: Any) -> None:
 
 
 def fail_until_third_time(path: str, what: str) -> int:
-    """Fail twice, then return how often it was called."""
+    """Fail twice; in the third call, return the number of calls."""
     with Path(path).open("a") as file:
         file.write(f"{os.getpid()}\n")
     times = len(Path(path).read_text().splitlines())

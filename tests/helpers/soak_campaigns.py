@@ -55,7 +55,7 @@ class Campaign:
         self._processes = RandomKills(
             books, [partial(job, books, plan, _NAME, slot) for slot, job in enumerate(jobs)]
         )
-        # Chiefs restore the round that they hold. This would reopen a finished run.
+        # Chiefs restore the round that they hold, and a restore would reopen a finished run.
         self._finishes = not plan.chief and random.random() < _FINISHED
         plan.create(_NAME).close()
 
@@ -137,7 +137,7 @@ class RandomKills:
         self._processes[slot] = Apart(self._jobs[slot])
 
     def kill(self, slot: int) -> bool:
-        """Kill the slot's process; return whether there was one. If it had failed, raise why."""
+        """Kill the slot's process; return whether there was one. If it failed, raise its error."""
         process = self._processes.pop(slot, None)
         if process is None:
             return False
@@ -169,7 +169,7 @@ class RandomKills:
                 os.kill(self._processes[slot].pid, signal.SIGCONT)
 
     def ends(self, slot: int, deadline: float) -> bool:
-        """Wait for a process; return whether it ended in time. If it failed, raise why."""
+        """Wait for a process; return whether it ended in time. If it failed, raise its error."""
         if slot not in self._processes:
             return True
         while not self._processes[slot].pipe.poll(_PAUSE / 2):
@@ -228,7 +228,7 @@ def apply(books: Books, plan: Plan, acc: Any, slot: int, number: int) -> None:
         return
     again = fate == Fate.BEGUN
     since = int(books.since[number]) if again else acc.global_step
-    # A gradient for this step is in the round of this step or in none.
+    # A gradient for this step can be in no other round than this step's.
     of_this_step = contribute or random.random() < _OF_THIS_STEP
     books.since[number] = since
     books.until[number] = since if of_this_step else _NEVER

@@ -30,8 +30,8 @@ class Gradients:
 
     workers: int  # consecutive gradients belong to the workers in turn
     members: int = 1  # members of the accumulator
-    # Whether a gradient's number is its contributor: after a kill it is applied again, and must
-    # not be in a round twice.
+    # Whether a gradient's number is its contributor. If so, it is applied again after a kill, and
+    # must not be in a round twice.
     contribute: bool = False
     weighted: bool = False  # weights of 1 to 3
 
@@ -72,8 +72,8 @@ _BASE: Final = 2 * MOST  # added to each dense mark, so that a sum shows how man
 class Marks:
     """The gradients that a take has in one member."""
 
-    numbers: Numbers  # which gradients it has
-    times: Numbers  # how often it has each of them
+    numbers: Numbers  # which gradients the take has
+    times: Numbers  # how often the take has each gradient
     exact: bool  # the member's value is the sum (or mean) of these gradients
 
 
@@ -193,9 +193,9 @@ MOST_WAITING: Final = 512
 class Contents:
     """What the result of a take contains."""
 
-    numbers: Numbers  # the gradients in it, ascending
+    numbers: Numbers  # the gradients in the take, ascending
     torn: int  # gradients missing from some members, and members with wrong sums
-    repeated: int  # gradients that are in it more than once
+    repeated: int  # gradients that the take has more than once
     misreported: int  # counts, weights and lists of contributors that are wrong
 
 

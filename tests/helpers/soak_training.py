@@ -38,9 +38,9 @@ _SKIPPED: Final = 13  # one round in 13 is skipped
 _GROUP, _PARAMS = "soak", "soak.parameters"
 _TIMEOUT: Final = 0.25  # seconds of each wait, so that the request to stop is noticed
 _BETWEEN_FAILURES: Final = 1.0  # seconds between two failures of all power, on the average
-_LIFE_OF_A_LOADER: Final = 0.02  # mean seconds until the first one is killed; later ones get more
+_LIFE_OF_A_LOADER: Final = 0.02  # mean seconds until the first loader is killed; others live longer
 # Probabilities:
-_RAISES: Final = 0.03  # a block raises before its update; the same again after it
+_RAISES: Final = 0.03  # a block raises before its update, and as often after it
 _LOOKED_AT: Final = 0.2  # a chief looks at the parameters, after its update
 _SAVED: Final = 0.05  # a chief saves everything
 _REBOOTED: Final = 0.5  # a power failure loses the segments, too

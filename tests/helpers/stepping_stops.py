@@ -42,7 +42,7 @@ TAKING: Final = replace(APPLYING, name="taking", operation=lambda acc: acc.take(
 
 @cache
 def _middle(scene: Scene) -> tuple[Image, int]:
-    """Return the scene's segment before the operation, and half its number of instructions."""
+    """Return the segment before the operation, and half the operation's number of instructions."""
     image = scene.prepare()
     with begun(scene.act, {NAME: image}, NAME) as (child, steps):
         count = sum(1 for _ in steps)
@@ -52,7 +52,7 @@ def _middle(scene: Scene) -> tuple[Image, int]:
 
 
 def middle(scene: Scene) -> int:
-    """Leave the scene's segment before its operation; return half its number of instructions."""
+    """Leave the segment as it is before the operation; return half the number of instructions."""
     image, step = _middle(scene)
     image.write(path())
     return step

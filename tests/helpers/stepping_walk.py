@@ -26,11 +26,11 @@ Act = Callable[[Mark], None]
 
 Images = dict[str, Image]  # by shared name
 
-# The regions with journals, both copies of all records, and the generations, which say which copy
-# is current.
+# The regions of journals, records and generations. A generation says which of the two copies of a
+# record is current.
 _RECORDS: Final = {layout.region("header"), layout.region("states")}
-# If only rows, slots, index entries or undo records had changed, a look is judged only if the next
-# look is at a changed record, or if its number is a multiple of this.
+# A look at a change outside of _RECORDS (rows, slots, index entries, undo records) is judged only
+# if the next look is at a change in _RECORDS, or if the look's own number is a multiple of this.
 _ONE_IN: Final = 64
 
 

@@ -89,7 +89,7 @@ def slept() -> float:
     """
     try:
         on_core, for_core, _ = Path("/proc/thread-self/schedstat").read_text("ascii").split()
-    except FileNotFoundError:  # the kernel does not count it
+    except FileNotFoundError:  # the kernel does not count this time
         return time.monotonic()
     return time.monotonic() - (int(on_core) + int(for_core)) * 1e-9
 
@@ -115,7 +115,7 @@ def stopped(*pids: int) -> Iterator[None]:
 
 def _stands_still(pid: int) -> bool:
     for thread in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             if (
                 thread.joinpath("stat").read_text("ascii", "replace").rpartition(")")[2][1]
                 not in "TtZX"

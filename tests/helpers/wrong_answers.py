@@ -127,7 +127,7 @@ class _Update:
 
 
 def main() -> None:
-    """Write, for each question, the error with which the call ended, and whether it was done."""
+    """Write, for each question, the error that ended the call, and whether the call was done."""
     library, kind = sys.argv[1:]
     wrong_at = ctypes.c_long.in_dll(ctypes.CDLL(library), "wrong_at")
     scenes: dict[str, Any] = {scene.name: (_Group, scene) for scene in _SCENES}

@@ -1,8 +1,8 @@
 """The accumulators beside TensorFlow's own, op by op.
 
 Random programs, and gradients that are malformed in one way, run in both. Where results differ, a
-row of the table in docs/from-tensorflow.md must say so. Each row must differ in some run, so that
-the page keeps no row that is no longer true.
+row of the table in docs/from-tensorflow.md must say so. Each row needs a run that shows it,
+so that the page keeps no row that is no longer true.
 
 TensorFlow runs in its own process, because torch's triton crashes beside it. Calls that crash
 TensorFlow run in forks of that process.
@@ -364,7 +364,7 @@ class Report:
 
 
 def _near(both: Both, own: Any, their: Any) -> bool:
-    """Return whether both results are nearly equal; a mean of disordered rows need not be."""
+    """Return whether both results are nearly equal; a mean of disordered rows may be any number."""
     if both.made.reduction_type != "SUM" and _disordered(both, Gradient(None)):
         return True
     if both.made.sparse:
@@ -394,7 +394,7 @@ def inner_shape(declared: Any, rng: Any) -> tuple[int, ...]:
 
 
 def well_formed(both: Both, rng: Any) -> Gradient:
-    """Return a gradient that fits the declaration, and the round, if it is in one."""
+    """Return a gradient that fits the declaration, and the gradients already in the round."""
     made = both.made
     if both.round:
         shape = np.shape(both.round[0].values)[1 if made.sparse else 0 :]
@@ -766,7 +766,7 @@ def _ended_by(call: Callable[[], None]) -> int:
 
 
 def _each_row() -> dict[str, str] | None:
-    """Return the traceback of each row that is not true, "" for others; None: no TensorFlow."""
+    """Return each row's traceback, or "" if the row is true; None: there is no TensorFlow."""
     if not _import():
         return None
     shown: dict[str, Callable[[], None]] = {}

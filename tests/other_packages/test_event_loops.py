@@ -1,4 +1,4 @@
-"""Coroutines wait in uvloop, and in anyio's cancel scopes, which cancel until a task ends."""
+"""Coroutines wait in uvloop, and in anyio's scopes, which cancel a task again until it ends."""
 
 import asyncio
 import threading
@@ -84,7 +84,7 @@ def test_scopes_that_end_at_any_moment_lose_nothing(acc: ConditionalAccumulator,
         nonlocal took, ended
         with anyio.move_on_after(seconds) as scope:
             count = (await acc.take_async(2)).count
-            took += count  # not in one line: it would read `took` before it waits
+            took += count  # in one line, `took` would be read before the wait
         ended += scope.cancelled_caught
 
     async def main() -> None:

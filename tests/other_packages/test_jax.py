@@ -97,7 +97,7 @@ def test_a_leaf_without_a_gradient_contributes_nothing_and_comes_back_as_zeros()
 
 
 def test_a_function_that_chooses_rows_must_return_something() -> None:
-    """If it returns None for only some leaves, as `re.match` does, it chooses the other leaves."""
+    """A function that returns None for some leaves, as `re.match` does, chooses the others."""
     with pytest.raises(errors.InvalidArgumentError, match="None for each leaf, 'a', 'emb': "):
         TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=lambda _: None)  # type: ignore[arg-type,return-value]
     spec = TreeSpec({"emb": jnp.ones((5, 2)), "a": jnp.ones(2)}, sparse=re.compile("e").match)  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ def test_arrays_of_another_model_are_refused() -> None:
 
 
 def test_a_tree_of_parameters_and_an_optimizers_state_survives_its_chief() -> None:
-    """The next chief goes on from the first one's update as if it had not died."""
+    """The next chief goes on from the first chief's update as if nobody had died."""
     optimizer = optax.adam(0.1)
     params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
     tree = {"params": params, "state": optimizer.init(params)}

@@ -84,7 +84,7 @@ def _compare(optimizer: optim.Optimizer, dtype: str, *, sparse: bool) -> None:
 
 
 def _differences() -> list[str | None] | None:
-    """Return each case's failure, or None; if there is no TensorFlow, return None."""
+    """Return each case's failure (None: it passed), or None if there is no TensorFlow."""
     global tf  # noqa: PLW0603  see the head
     try:
         tf = importlib.import_module("tensorflow")

@@ -11,7 +11,7 @@ from shmacc.torch import optimizer_of
 
 @pytest.mark.parametrize(("first", "expected"), [("empty", -0.0744), (None, -0.1)])
 def test_only_torchs_sparse_adam_counts_empty_gradients(first: str | None, expected: float) -> None:
-    """docs/torch.md gives both. Neither counts a step in which there is no gradient at all."""
+    """docs/torch.md gives both results. Neither optimizer counts a step without any gradient."""
     theirs = torch.nn.Parameter(torch.zeros(4, 1))
     adam = torch.optim.SparseAdam([theirs], lr=0.1)
     ours = Ours(np.zeros((4, 1), np.float32), optim.Adam(0.1), sparse=True)

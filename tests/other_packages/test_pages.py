@@ -64,7 +64,7 @@ def test_torchs_first_program_survives_a_killed_chief_and_a_failed_replica(tmp_p
             assert chief.returncode == -signal.SIGKILL
             killed_at = group.global_step
         started, result = start("chief").communicate(timeout=2 * SECONDS)[0].splitlines()
-        # It is the next step if the update had begun.
+        # The new chief starts at the next step if the update had begun.
         assert started in {f"starts at step {step}" for step in (killed_at, killed_at + 1)}
         assert result == "[0.0, 1.0, 1.0, 0.0]"
         assert [replica.wait(SECONDS) for replica in replicas] == [0, 0, 0]

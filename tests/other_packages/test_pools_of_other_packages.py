@@ -45,7 +45,7 @@ def context(request: pytest.FixtureRequest) -> Any:
 
 def get_ready(given: ConditionalAccumulator | None, namespace: str) -> None:
     """Keep the given accumulator, or attach to it by name."""
-    os.environ["SHMACC_NAMESPACE"] = namespace  # a forkserver keeps an earlier test's
+    os.environ["SHMACC_NAMESPACE"] = namespace  # a forkserver keeps an earlier test's namespace
     _used["acc"] = ConditionalAccumulator.attach(NAME) if given is None else given
 
 

@@ -82,7 +82,7 @@ WHILES: Final[dict[str, Callable[[], contextlib.AbstractContextManager[Any]]]] =
     "always": contextlib.nullcontext,
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
-    "a mode": lambda: torch.device("cpu"),  # torch then calls a Python function in each call
+    "a mode": lambda: torch.device("cpu"),  # each call of torch then calls Python
 }
 
 

@@ -255,7 +255,7 @@ def test_a_load_does_not_bring_back_replicas_that_have_left(kind: Any, optimizer
             pass
         replicas.load_state_dict(state)
         assert replicas.global_step == 0
-        replica.step()  # what it computed before is dropped
+        replica.step()  # what it computed before the load is dropped
         make_round(replicas, replica)
         assert (replicas.global_step, replicas._present) == (1, 1)
         replica.leave()

@@ -86,6 +86,6 @@ def test_a_failure_before_the_first_gradient_is_reported_once(
         assert (found.pids, found.contributors) == ((replica.pid,), ())
         assert FAILURES[fail] in (found.reasons or ("",))[0]
         assert told(replicas) is None
-        with Replica(one_layer(), NAME, 1, timeout=LONG) as another:  # in its place
+        with Replica(one_layer(), NAME, 1, timeout=LONG) as another:  # replaces the failed one
             assert another.running
         assert told(replicas) is None

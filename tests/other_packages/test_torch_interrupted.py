@@ -182,7 +182,7 @@ def whole_turn(replicas: Any, optimizer: Any) -> None:
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 @pytest.mark.parametrize("of_torch", [False, True], ids=["of shmacc", "of torch"])
 def test_an_exception_in_a_round_closes_it_and_loses_nothing(kind: Any, *, of_torch: bool) -> None:
-    """No round stays open while the exception exists; then the gradient is in one update."""
+    """No round stays open while the exception exists; afterwards one update has the gradient."""
     model, other = Marks(table=False), Marks(table=False)
     optimizer = torch.optim.SGD(model.parameters(), 1.0) if of_torch else None
     with pair(model, other, kind, optimizer=None if of_torch else SGD(1.0)) as (replicas, replica):
@@ -228,7 +228,7 @@ def test_an_exception_in_a_round_closes_it_and_loses_nothing(kind: Any, *, of_to
 )
 @pytest.mark.parametrize("call", ["made", "closed"])
 def test_an_exception_in_a_chiefs_start_or_end_harms_no_training(call: str, namespace: str) -> None:
-    """A training that did not start ends no later one; an interrupted end can be repeated."""
+    """A chief that failed to start ends no later training; an interrupted end can be repeated."""
     for number in itertools.count(1, 1 if EVERY_INSTANT else 101):  # a collection takes long
         first, second = Marks(), Marks()
         maker = SyncReplicas(first, NAME, total_num_replicas=1, optimizer=SGD(1.0))
@@ -250,7 +250,7 @@ def test_an_exception_in_a_chiefs_start_or_end_harms_no_training(call: str, name
             maker.close()
             assert not list(Path(SHM_DIRECTORY).glob(f"*{namespace}*")), number
         elif made is None:
-            gc.collect()  # at the very last points only the collector closes it
+            gc.collect()  # at the very last points only the collector closes the chief
             with SyncReplicas(Marks(), NAME, total_num_replicas=1, optimizer=SGD(1.0)) as replicas:
                 gc.collect()
                 assert replicas._group.running

@@ -183,7 +183,7 @@ def test_a_threads_write_raises_at_its_next_step(training: Training) -> None:
 def test_a_tensor_on_an_array_is_guarded_without_a_model() -> None:
     """The page on torch shows this: torch.from_numpy(params["layer"])."""
     with shmacc.Parameters({"layer": torch.ones(50, 50)}, optimizer=ADAM) as params:
-        with warnings.catch_warnings(action="ignore"):  # torch says once that it is not writable
+        with warnings.catch_warnings(action="ignore"):  # torch warns once about the read-only array
             tensor = torch.from_numpy(params["layer"])
         with pytest.raises(errors.FailedPreconditionError, match="Array 'layer'"):
             _and_go_on(torch.Tensor.zero_, tensor)

@@ -197,7 +197,7 @@ def test_a_round_does_not_wait_for_backup_replicas(start: Callable[..., Apart]) 
 
 
 def test_a_replica_that_runs_out_of_data_leaves(start: Callable[..., Apart]) -> None:
-    """The chief no longer waits for it."""
+    """The chief no longer waits for this replica."""
     model = Tied()
     seen: dict[tuple[int, ...], int] = {}
     with SyncReplicas(model, NAME, total_num_replicas=3) as replicas:

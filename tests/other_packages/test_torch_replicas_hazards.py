@@ -44,7 +44,7 @@ def in_a_round(replicas: SyncReplicas, replica: Replica, model: nn.Module) -> An
 
 
 def assert_chief_refuses(replicas: SyncReplicas, saved: Any, match: str) -> None:
-    """Expect refusals: otherwise a checkpoint would have parameters that nobody trains."""
+    """Expect refusals: a checkpoint must not have parameters that nobody trains."""
     for call in (
         replicas.round(timeout=LONG).__enter__,
         replicas.state_dict,
@@ -134,7 +134,7 @@ def test_the_end_of_a_training_ends_all_chiefs(queued: Any) -> None:
 
 @pytest.mark.parametrize("removed", [True, False], ids=["removed", "finished"])
 def test_parameters_that_are_left_without_their_group_are_trained_on(*, removed: bool) -> None:
-    """A chief may die in its close, after it finished the group and before it removed it."""
+    """A chief may die in its close, after it finished the group and before it removed the group."""
     model, other = one_layer(), one_layer()
     ended = chief_of(model)
     with Replica(other, NAME, 0, timeout=0.01) as replica:
@@ -227,7 +227,7 @@ def test_a_round_counts_each_replica_once() -> None:
         replica.close()
         late = one_layer()
         with pytest.raises(errors.DeadlineExceededError):
-            Replica(late, NAME, 0, timeout=0.01)  # it comes back, and waits for that round's end
+            Replica(late, NAME, 0, timeout=0.01)  # it comes back, and waits for the round's end
         nn.init.zeros_(late.weight)  # this model was not shared
         assert not late.weight.any()
         with pytest.raises(errors.DeadlineExceededError):
@@ -251,7 +251,7 @@ def test_a_replica_that_cannot_leave_in_time_is_closed() -> None:
 
 @pytest.mark.parametrize("end", [None, SystemExit(0), GeneratorExit(), ValueError()], ids=repr)
 def test_a_replica_whose_block_ends_without_an_error_has_left(end: BaseException | None) -> None:
-    """The chief no longer waits for it. A sys.exit() counts as an end without an error."""
+    """The chief no longer waits for the replica. A sys.exit() counts as an end without error."""
     with chief_of(one_layer(), 2) as replicas:
         with suppress(BaseException), Replica(one_layer(), NAME, 0, timeout=LONG):
             if end is not None:
@@ -262,13 +262,13 @@ def test_a_replica_whose_block_ends_without_an_error_has_left(end: BaseException
 
 @pytest.mark.parametrize("kind", [SyncReplicas, AsyncReplicas])
 def test_an_exiting_replica_waits_for_no_chief(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SIGTERM may come when the chief is dead or joins the replica. The replica has failed."""
+    """A SIGTERM may come when the chief is dead or joins this process. The replica then fails."""
     monkeypatch.setattr(_replica, "_AT_EXIT", 0.01)
     other = one_layer()
     with kind(one_layer(), NAME, total_num_replicas=1) as replicas:
         with pytest.raises(SystemExit), Replica(other, NAME, 0, timeout=LONG) as replica:  # noqa: PT012
             other(torch.ones(1, 2)).sum().backward()
-            assert replica._hand_over(1)  # an asynchronous replica has no room to leave now
+            assert replica._hand_over(1)  # then an asynchronous replica has no room to leave
             raise SystemExit
         assert len(replicas._group.take(1, timeout=0).contributors) == 1
         with pytest.raises(errors.WorkerDiedError, match="DeadlineExceededError"):

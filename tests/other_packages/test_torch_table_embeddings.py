@@ -109,7 +109,7 @@ NO_BAGS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("words", NO_BAGS)
 def test_bad_bags_are_refused_before_torch(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise torch would read other memory, or crash."""
+    """Without the refusal, torch would read other memory, or crash."""
     shape, begins = NO_BAGS[words]
     offsets = torch.tensor(begins) if isinstance(begins, list) else begins
     monkeypatch.delattr(nn.functional, "embedding_bag")
@@ -262,7 +262,7 @@ def test_rows_that_were_in_no_round_for_long_are_forgotten() -> None:
                     update.forget(model.users, 2 if step == 3 else 1)
                     with pytest.raises(errors.FailedPreconditionError, match="cannot be skipped"):
                         update.skip()
-            if step == 3:  # row 1 was in round 0; row 2 is in this one, too
+            if step == 3:  # row 1 was in round 0 only; row 2 is in this round, too
                 assert model.users.table.ids().tolist() == [2, 3, 4, 5]
         assert model.users.table.ids().tolist() == [2, 5]
         replica.close()

@@ -210,7 +210,7 @@ def exchanged(a: nn.Parameter, b: nn.Parameter) -> None:
 
 
 def followed(a: nn.Parameter, b: nn.Parameter) -> None:
-    """Give b the gradient of a, which gets a new one of zeros."""
+    """Give b the gradient of a; a gets a new gradient of zeros."""
     kept = a.grad
     a.grad, b.grad = torch.zeros_like(a), kept
 
@@ -228,7 +228,7 @@ def one_for_both(a: nn.Parameter, b: nn.Parameter) -> None:
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("change", [exchanged, followed, viewed, one_for_both])
 def test_gradients_may_share_memory_in_the_block(change: Any, *, turned: bool) -> None:
-    """The update takes what the block leaves, as an optimizer of torch would."""
+    """Like torch's optimizers, the update uses the gradients as the block leaves them."""
 
     def make() -> Any:
         return model_of(a=nn.Parameter(torch.zeros(3, 3)), b=nn.Parameter(torch.zeros(3, 3)))

@@ -353,7 +353,7 @@ def test_a_sampler_repeats_the_batch_of_a_step_that_is_made_again() -> None:
 
 @pytest.mark.parametrize("compiled", ["all", "a part"])
 def test_models_may_be_compiled(compiled: str) -> None:
-    """The chief's and a replica's model may be; the checkpoint fits an uncompiled model."""
+    """Chief and replicas may compile their models; the checkpoint fits an uncompiled model."""
 
     def compile_it(model: Words) -> Any:
         if compiled == "all":

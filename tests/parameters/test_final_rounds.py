@@ -185,7 +185,7 @@ def _begun_only(group: AccumulatorGroup, params: Parameters) -> None:
 def test_a_save_with_unrelated_parameters_keeps_a_final_round(
     group: AccumulatorGroup, params: Parameters, tmp_path: Path
 ) -> None:
-    """Only the round's own parameters show whether its update was made; others may be ahead."""
+    """Other parameters may be at a later step; they do not show whether the round is updated."""
     _begun_only(group, params)
     with training({"b": np.zeros(3)}, optim.SGD(1)) as (others, theirs):
         update_once(others, theirs, {"b": np.ones(3)})

@@ -19,7 +19,7 @@ from shmacc import errors, init, optim
 ROWS: Final = np.random.default_rng(3).standard_normal((4, 3))
 REPEATED: Final = np.array([5, 1, 5, 3])
 DENSE: Final = np.random.default_rng(4).standard_normal((6, 3))
-# Each is passed to an update and, in another run, applied by a worker. Both give the same bits.
+# Each gradient gives the same bits, whether passed to an update or applied by a worker.
 ALIKE: Final[dict[str, tuple[str, Any]]] = {
     "an array": ("dense", DENSE.astype(np.float32)), "float64": ("dense", DENSE),
     "float16": ("dense", DENSE.astype(np.float16)),
@@ -61,7 +61,7 @@ def of_params(taken: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 @pytest.mark.parametrize("case", ALIKE)
 def test_a_given_gradient_counts_like_an_applied_one(case: str, optimizer: optim.Optimizer) -> None:
-    """The given gradient replaces the round's gradient of this member, if there is one."""
+    """The given gradient replaces the round's gradient of the same member, if there is one."""
     name, given = ALIKE[case]
     if name == "number" and optimizer == OPTIMIZERS[2]:
         optimizer = optim.Adagrad(0.5)

@@ -72,7 +72,7 @@ async def _round_async(acc: Any) -> None:
         pass
 
 
-# Without an error each of these loops would end at once, and the program with status 0.
+# Without an error, each loop would end at once, and the program would exit with status 0.
 LOOPS: Final[dict[str, Callable[[Any], Any]]] = {
     "running": lambda acc: acc.running,
     "steps": lambda acc: list(acc.steps(timeout=LONG)),

@@ -171,7 +171,7 @@ def test_new_contents_of_an_array_with_a_constraint_are_stored_as_given() -> Non
         state = params.state()
         for name in contents:
             np.testing.assert_allclose(params[name][[1, 2]], [[3.0, 4.0], [0.6, 0.8]])
-        params.restore(state)  # one of its rows violates the constraint
+        params.restore(state)  # a row of this state violates the constraint
         for name in contents:
             np.testing.assert_allclose(params[name][[1, 2]], [[3.0, 4.0], [0.6, 0.8]])
 

@@ -77,7 +77,7 @@ class Programs(RuleBasedStateMachine):
         super().__init__()
         self.pending: list[dict[str, Any]] = []
         self.step = self.params_step = 0
-        self.is_in = False  # the parameters have the pending round's update, so it is final
+        self.is_in = False  # whether the pending round is final: the parameters have its update
         self.saved: tuple[Any, ...] | None = None
 
     @initialize(

@@ -120,7 +120,7 @@ def test_copies_give_the_same_bits_as_rounds(stack: ExitStack, optimizer: optim.
             assert params.update({}, **asked._asdict())
         assert len(these.update(asked)) == 1
         if number == 2:
-            # A joining host gets another copy's state; its table stores the rows in another order.
+            # A joining host gets another copy's state, and stores table rows in another order.
             copy, state = copies.state(these.all[1])
             assert copies.replace(these.add(), state, copy.lineage, copy.step)
         expected = {key: saved.tobytes() for key, saved in params.state().items()}
@@ -215,7 +215,7 @@ def test_the_digest_shows_a_copy_that_differs(stack: ExitStack) -> None:
     gradient = {"rows": ([2, 3], np.ones((2, 5)))}
     assert len(these.update(Asked(gradients={"one": np.ones(7)}))) == 1
     assert len(these.update(Asked(gradients=gradient))) == 2
-    for each in these.all:  # they differ from now on: each digest depends on the one before
+    for each in these.all:  # digests differ from now on: each depends on the previous digest
         before = copies.look(each).lineage
         copies.make(each, copies.prepare(each, {}, 2), (5, 3), before)
     one, other = (copies.look(each).lineage for each in these.all)
@@ -283,7 +283,7 @@ for contents, optimizer, state, first, updates in pickle.load(sys.stdin.buffer):
 
 
 def test_a_processor_without_fma_gives_the_same_bits(stack: ExitStack) -> None:
-    """There the C library computes powers in another way."""
+    """Without FMA, the C library computes powers in another way."""
     told, digests = [], []
     for optimizer in OPTIMIZERS:
         these = Copies(stack, optimizer, 1)

@@ -32,7 +32,7 @@ def params() -> Iterator[Parameters]:
 
 @pytest.fixture(params=["without a name", "beside it"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a path. A save writes a nameless file first or, as on NFS, one with a name."""
+    """Return a path. A save first writes a nameless file or, as on NFS, a file with a name."""
     if request.param == "beside it":
         _no_nameless_files(monkeypatch)
     return tmp_path / "checkpoint.npz"
@@ -144,7 +144,7 @@ def test_a_symlink_stays_and_is_followed(params: Parameters, path: Path, *, ther
     assert [each.name for each in elsewhere.iterdir()] == ["real.npz"]
 
 
-# No device of the system is tried: a save that replaced one would break the machine.
+# The system's devices are not tried: a save that replaced a device would break the machine.
 def no_files(directory: Path) -> Iterator[tuple[Path, int]]:
     """Yield paths that are no regular files, and their kinds."""
     pipe, link = directory / "pipe", directory / "link"
@@ -173,7 +173,7 @@ def _descriptors() -> list[str]:
 
 
 def test_an_interruption_anywhere_leaves_nothing(params: Parameters, path: Path) -> None:
-    """An interrupted save leaves no other file and no descriptor."""
+    """An interrupted save leaves no file beside the saved file, and no descriptor."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -205,7 +205,7 @@ def test_another_programs_lock_on_the_folder_stops_no_save(params: Parameters, p
 
 
 def _stop_at(step: str, path: Path, name: str, *, pipe: Pipe) -> None:
-    """Save, and wait to be killed before `step`, or after it if it is savez."""
+    """Save; before `step` (if it is savez, after it) wait until the test kills this process."""
 
     def stopping(call: Any, *, after: bool) -> Any:
         def stopped(*args: Any, **how: Any) -> Any:

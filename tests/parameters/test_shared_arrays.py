@@ -179,7 +179,7 @@ def test_attached_arrays_are_read_only_unless_asked() -> None:
 def test_a_second_constructor_attaches_and_leaves_the_contents() -> None:
     with make() as params:
         params["bias"][:] = 7
-        other = {"bias": np.ones(3), "emb": TensorSpec((4, 3))}  # their order does not matter
+        other = {"bias": np.ones(3), "emb": TensorSpec((4, 3))}  # members may be in any order
         with SharedArrays(other, NAME) as same:
             assert same["bias"].tolist() == [7, 7, 7]
             same["bias"][0] = 8

@@ -106,7 +106,7 @@ def test_a_removed_id_gets_its_initial_row(params: Parameters, group: Accumulato
 
 
 def _there_after(**update: Any) -> list[int]:
-    """Return the ids after an update of 1 and 100; before, id n was last updated at step n."""
+    """Make an update of each id n at step n, and one of ids 1 and 100; return the ids."""
     with training({"user": SPEC}, optim.SGD(1.0)) as (params, group):
         for step in range(6):
             train(params, group, np.array([step]), remove={"user": [3]})

@@ -61,7 +61,7 @@ def test_attach_waits_for_its_timeout(attach: Callable[..., Any], namespace: str
         for enough in (0, 0.5, float("inf"), 10**400):
             with attach(NAME, timeout=enough) as other:
                 assert other.num_accumulated() == 1
-        with refused():  # another kind ends the wait
+        with refused():  # a segment of another kind ends the wait
             SparseConditionalAccumulator.attach(NAME, timeout=LONG)
         pickled = pickle.dumps(acc)
         acc.unlink()

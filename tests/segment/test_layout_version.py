@@ -1,8 +1,8 @@
 """Every build with layout version 3 can continue with segments that an earlier build left.
 
 The stored file has a group with two lanes, in its second round, and parameters that the first round
-updated. Two processes left both when they ended, and both were copied page by page. If a change of
-the layout fails here, it needs a new layout version and then a new file.
+updated. It holds both segments page by page, as two processes left them when they ended. A change
+of the layout that fails here needs a new layout version, and then a new file.
 """
 
 import base64

@@ -1,8 +1,8 @@
 """A busy process pauses between two operations, so that a waiting process gets the lock.
 
-Otherwise a process that applies in a loop would get the lock again and again: it spins, while
-others must first wake up (lock.hpp). Who is faster depends on the machine, so these tests look at
-the two words in shared memory by which the processes agree.
+Without the pause, a process that applies in a loop would get the lock again and again: it spins,
+while others must first wake up (lock.hpp). Who is faster depends on the machine, so the tests look
+at the two words in shared memory by which the processes agree.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_handles_are_arguments_of_tasks(model: Model, method: str) -> None:
         futures = [pool.submit(_apply, *model, task) for task in range(TASKS)]
         assert all(future.result(LONG) for future in futures)
         assert _all_tasks_are_in(model[0])
-        # A task's handle is closed at its end; a forked worker also has the parent's handle.
+        # A task's handle is closed when the task ends; a forked worker also has its parent's.
         until(lambda: model[0].stats().attached == 1 or method == "fork")
 
 

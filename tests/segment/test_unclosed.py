@@ -1,4 +1,4 @@
-"""A handle collected without a close gives a ResourceWarning, like a file; no other does."""
+"""Only a handle that is collected without a close gives a ResourceWarning, like a file."""
 
 import gc
 import pickle

@@ -1,4 +1,4 @@
-"""``unlink`` removes a name; with ``unlink_on_close``, its creator's end does so, too."""
+"""``unlink`` removes a name, and so does the end of a creator with ``unlink_on_close``."""
 
 import contextlib
 import pickle
@@ -140,7 +140,7 @@ def test_other_openings_do_not_take_over_the_duty_to_remove_the_name() -> None:
     with make() as attached, pickle.loads(pickle.dumps(attached)) as unpickled:
         assert unpickled.running
     assert exists()
-    with Apart(_make_and_stay).ready() as living:  # it has the duty now
+    with Apart(_make_and_stay).ready() as living:  # `living` has the duty now
         make(unlink_on_close=True).close()
         assert exists()
         living.say()

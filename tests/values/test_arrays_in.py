@@ -140,7 +140,7 @@ def test_other_dtypes_are_converted(dtype: str, given: Any, expected: list[Any])
 
 
 REFUSED: Final = [
-    # not same_kind; NumPy's own check would accept the bfloat16
+    # no same_kind conversion, though NumPy's own check would accept bfloat16's
     *(("float32", np.array([1j])), ("float32", [1j]), ("bfloat16", np.array([1j], np.complex64))),
     *(("int32", np.array([1.0])), ("int32", np.array([1.0], "f2")), ("qint8", np.array([1.0]))),
     *(("int64", np.array([1j])), ("uint8", np.array([1], "i8")), ("uint64", np.array([1], "i1"))),
@@ -155,7 +155,7 @@ REFUSED: Final = [
     *(("uint8", [-1]), ("uint8", [5, -1]), ("uint8", [256]), ("int64", [2**63])),
     *(("int64", np.array([2**63], np.uint64)), ("uint64", [2**64]), ("uint64", [-1])),
     ("int32", np.array([2**31], np.int64)),
-    # floats that are not integers
+    # floats that are not integers of this dtype
     *(("int32", [1.5]), ("int32", [1, 2.5]), ("int32", [float("nan")])),
     *(("uint8", [-1.0]), ("int8", [1e30])),
     # no numbers at all
@@ -228,7 +228,7 @@ def test_half_floats_accumulate_in_float32_and_round_once(dtype: str) -> None:
         top = np.array([3.3895314e38 if dtype == "bfloat16" else 65504], half)
         for _ in range(2):
             acc.apply_grad(top)
-        # Two tops exceed float16, but fit a float32 sum. Two of bfloat16 exceed float32, too.
+        # Twice float16's top exceeds float16, but fits a float32 sum; twice bfloat16's does not.
         expected = top if dtype == "float16" else np.array([np.inf], half)
         same_bits(acc.take_grad(2), expected)
 
@@ -297,7 +297,7 @@ def test_arrays_larger_than_memory_are_refused_at_once() -> None:
 
 
 def test_gradients_may_have_as_many_dimensions_as_numpy_allows() -> None:
-    """The round must not be lost because NumPy cannot make an array of its shape."""
+    """With more, NumPy could not make the result's array, and the round would be lost."""
     shape = (1,) * (64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32)
     for dtype in ("float32", "complex64"):
         given = np.ones(shape, dtype)

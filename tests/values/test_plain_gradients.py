@@ -151,9 +151,9 @@ def test_lists_of_numbers_take_the_fast_path() -> None:
 
 
 class Tensor:
-    """A stand-in for `torch.Tensor`; the fixture `torch` makes it that."""
+    """A stand-in, which the fixture `torch` installs as `torch.Tensor`."""
 
-    __module__ = "other"  # the library must not go by this name
+    __module__ = "other"  # the library must not look at this name
 
     def __init__(self, array: Any, *, requires_grad: bool = False) -> None:
         self._array = array

@@ -42,7 +42,7 @@ def test_without_drop_last_an_epoch_has_all_samples(length: int, batch: int, rep
         assert sorted(flat(epoch)) == list(range(length))
         sizes = [len(one) for step in epoch for one in step]
         assert 1 <= min(sizes) <= max(sizes) <= batch
-        # Only the last step is short, or also the step before, if it gives samples to the last.
+        # At most the last two steps are short: the last may get samples from the one before it.
         assert all(size == batch for size in sizes[: -2 * replicas])
 
 
@@ -60,7 +60,7 @@ def test_with_drop_last_batches_are_full_and_no_sample_is_there_twice(
         assert {len(one) for step in epoch for one in step} == {batch}
         assert len(set(flat(epoch))) == length // (batch * replicas) * batch * replicas
     if length > 2:
-        assert set().union(*map(flat, epochs)) == set(range(length))  # some epoch uses each sample
+        assert set().union(*map(flat, epochs)) == set(range(length))  # each sample is in some epoch
         assert len({tuple(flat(epoch)) for epoch in epochs}) > 1
 
 

@@ -17,11 +17,11 @@ from typing import Any, Final
 _FOLDER: Final = Path(os.environ["DISTURBED_FOLDER"])
 # The process that makes the chief's call with this number (from 1) is killed. 0: no kill.
 _KILLED_AT: Final = int(os.environ.get("DISTURBED_KILLED_AT", "0"))
-# Whether later calls succeed. If not, each of them kills its process, too.
+# Whether the chief's later calls succeed. If not, each of them kills its process, too.
 _ONCE: Final = os.environ.get("DISTURBED_ONCE") == "True"
 _KILLS_ALL: Final = os.environ.get("DISTURBED_KILLS_ALL") == "True"
-# The first worker to reach its apply with this number raises instead of it (with _ALL_RAISE: every
-# worker). 0: nobody raises.
+# The first worker to reach its apply of this number raises instead of applying. With _ALL_RAISE,
+# every worker does. 0: nobody raises.
 _RAISES_AT: Final = int(os.environ.get("DISTURBED_RAISES_AT", "0"))
 _ALL_RAISE: Final = os.environ.get("DISTURBED_ALL_RAISE") == "True"
 
