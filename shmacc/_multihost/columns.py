@@ -61,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The row numbers and the values of several members, as in one message."""
+    """The row numbers and the values of several members, as one message carries them."""
 
     rows: Rows
     values: Bytes  # of each member in turn, each part at a multiple of `ALIGNED`

@@ -104,10 +104,10 @@ class Rounds:
         self.finished = False
         self._chiefless = False  # whether the last chief was lost, and none has come since
         # Whether workers may be waiting for a new step although this step lacks their gradients:
-        # they were dropped without a new step, or refused during a grant that led to no round.
+        # these were dropped without a new step, or refused during a grant that led to no round.
         self._in_doubt = not self.is_ready
         self._granted = False  # whether there was a grant at this fence
-        # The numbers of gradients and of hosts that `_is_stuck` saw last, and since when it has.
+        # The numbers of gradients and of hosts that `_is_stuck` saw last, and since when they stay.
         self._seen: tuple[tuple[int, int], float] | None = None
 
     @property
@@ -317,8 +317,8 @@ class Rounds:
     def _end_block(self, *, consume: bool) -> bool:
         """End the block; return whether its round is consumed by this call.
 
-        Once its update is committed, the round is consumed in any case: now, if its chief knows
-        that all hosts have it, and leaves in order; else once they have it (`_tend_committed`).
+        Once its update is committed, the round is consumed in any case: now, if its chief leaves
+        in order and knows that all hosts have the update; else once all do (`_tend_committed`).
         """
         change = self.copies.change
         if change is not None and change.committed:

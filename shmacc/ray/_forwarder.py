@@ -1,4 +1,4 @@
-"""The forwarder of a node: its loop, which goes on with the next owner if one is lost.
+"""The forwarder of a node: its loop, which goes on with the next owner if its owner is lost.
 
 One thread alone uses the segment and the core. It waits a moment for answers of the owner and of
 shards, looks at the segment, and does what the core asks for. While nothing happens, it reads only
@@ -81,7 +81,7 @@ class Incarnation:
         self._shipping: _Shipping | None = None
 
     def run(self) -> bool:
-        """Follow the owner until stopped; False: the owner knows a later incarnation."""
+        """Follow the owner until stopped; return False if the owner knows a later incarnation."""
         try:
             changed = due = time.monotonic()
             seen: object = None
@@ -125,7 +125,7 @@ class Incarnation:
     def _look_around(self, now: float) -> None:
         """Check for deaths, removed names, and how much of /dev/shm Ray's objects need.
 
-        It does so once a heartbeat, since it makes a system call for each attached process.
+        This happens once a heartbeat only, since it makes a system call per attached process.
         """
         if now >= self._around_at:
             self._around_at = now + self._heartbeat

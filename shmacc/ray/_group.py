@@ -1,4 +1,4 @@
-"""The chief's side: a group over many hosts, with the calls of a group on one."""
+"""The chief's side: a group over many hosts, with the calls of a group on one host."""
 
 import logging
 import uuid
@@ -228,10 +228,10 @@ class AccumulatorGroup:
     def set_global_step(self, new_global_step: int) -> None:
         """Set the step of all hosts; gradients stay. A lower step logs a warning.
 
-        With parameters, this is `advance_step`. Without, a new owner needs one of the two calls.
+        With parameters, this is `advance_step`. Without, a new owner makes no rounds before either.
 
         Args:
-            new_global_step: The step; gradients of earlier steps are dropped from now on.
+            new_global_step: The step; from now on, applied gradients of earlier steps are dropped.
         """
         new = arguments.int64(new_global_step, "new_global_step")
         self._link.until_known("has_line", wait=Wait(PATIENCE))
@@ -309,7 +309,7 @@ class AccumulatorGroup:
 
     @property
     def running(self) -> bool:
-        """Whether nobody has called `finish`."""
+        """Whether the run goes on, since nobody has called `finish`."""
         return bool(self._link.call("running"))
 
     def cancel(self) -> None:
@@ -356,7 +356,7 @@ class AccumulatorGroup:
         return self._link.ask_hosts("stats", Wait(arguments.timeout(timeout)))[2]
 
     def _parts(self, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
-        """Return the owner's step, and copies of living hosts' content, limited to its fence.
+        """Return the owner's step, and living hosts' content, if it has the owner's fence.
 
         If the owner moves on meanwhile, this asks all hosts again.
         """

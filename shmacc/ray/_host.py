@@ -62,7 +62,7 @@ class HostActor:
     def serve(self) -> None:
         """Make the segment and follow the owner, until `end`. A second call ends the first call.
 
-        It also returns when the owner knows a later actor of this node, which replaces this one.
+        A call also returns when the owner knows a later actor of this node, which replaces this.
         """
         with self._turn:
             self._calls += 1
@@ -157,8 +157,8 @@ class HostActor:
     def rows(self, shard: int, share: Share) -> Rows:
         """Return the numbers of the rows that a shard has in a round.
 
-        The values have another call: row numbers are small, and reach the chief while the values
-        are still being copied.
+        `values` is a separate call: row numbers are small, and reach the chief while the values are
+        still being copied.
         """
         return self._shards.of(shard).reduced(share).rows
 

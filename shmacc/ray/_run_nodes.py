@@ -251,7 +251,7 @@ class Cluster:
         """Note that a supervisor was started; end the run if this happens too often.
 
         A restarted supervisor counts its processes' ends from 0. So without this check, processes
-        whose crash also kills it (out of memory, for example) would be restarted for ever.
+        whose crash kills the supervisor, too (out of memory, say), would be restarted for ever.
         """
         first, node.born = node.born == 0, born
         if first:

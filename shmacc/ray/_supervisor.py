@@ -119,7 +119,7 @@ class Supervisor:
                     if started is not None:
                         exchange.note(phase=Phase.IDLE)
                     exchange.wait_until(lambda: exchange.wanted.leaves)
-                # If this node has not taken a named run's namespace, the actors may be another's.
+                # If this node has not begun a named run, the actors may belong to an earlier run.
                 if exchange.wanted.turn == sys.maxsize and (started or not self._named):
                     end_actors(self._name)
                 _kill_workers_of_ray(self._namespace)

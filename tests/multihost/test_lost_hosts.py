@@ -175,7 +175,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_an_error_at_the_chief() -> Non
         assert table.owner.step == step + 1
     assert table.ask(3) == Conflict(7, ("a", "b"))
     table.owner.leave("t", table.now, consume=False)
-    # One of the two workers is ended, but it has applied in this step.
+    # One of the two workers of contributor 7 is ended, but it has already applied in this step.
     table.ask(3, "s")
     for host, contributor in (("a", 7), ("b", 7), ("c", 1), ("c", 2)):
         assert table.apply(host, contributor)

@@ -27,7 +27,7 @@ _LONG_SOAK = 300.0
 class Chaos:
     """Two trainings, and strikes against their parts. Only the fourth node is ever replaced.
 
-    The first training has two workers on each of four nodes, the one with many members has one.
+    On each of four nodes the first training has two workers, the one with many members one worker.
     After one strike of each kind, random strikes follow for `seconds`.
     """
 

@@ -109,7 +109,7 @@ class Journals:
         return found
 
     def enter(self, taken: Any, required: int, copy: int | None = None) -> None:
-        """Check a round against the journals: its gradients are computed from the update `copy`."""
+        """Check a round against the journals: its gradients must come from the update `copy`."""
         rows = taken["rows"]
         own = rows.indices[rows.indices < 10**9]
         counts = rows.row_counts[rows.indices < 10**9]

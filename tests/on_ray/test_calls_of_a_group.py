@@ -109,7 +109,7 @@ def test_a_snapshot_equals_the_next_take(
 def test_parameters_of_one_host_are_not_updated_from_a_round_over_hosts(
     local: list[shmacc.AccumulatorGroup], group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    """Such a round is not final: after a death another chief would get other gradients."""
+    """A round over hosts is not final: after a death the next chief may get other gradients."""
     contents = {"rows": np.ones((100, 2), np.float32), "rest": np.ones(5)}
     step = group.global_step
     assert local[1].apply(gradient(1), step)
@@ -232,7 +232,7 @@ def test_a_wait_longer_than_the_chiefs_lease_goes_on(nodes: Nodes) -> None:
 def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """The update in the other thread must find its round."""
+    """The other thread may be in its block: its update must still find the round."""
     assert local[1].apply(gradient(1), group.global_step)
     with group.round(1, timeout=60):
         thread, failures = wait_in_thread(lambda: group.take(1, timeout=0.2))

@@ -150,7 +150,7 @@ def begun(machines: int = 2) -> World:
 
 
 def moved_on(world: World, what: str) -> None:
-    """Take the steps whose names begin as in `what`; a name with "?" is skipped if impossible."""
+    """Take the steps whose names begin with the parts of `what`; skip "...?" if impossible."""
     for wanted in filter(None, (each.strip() for each in what.split(";"))):
         steps = {str(step): step for step in nexts(world)}
         name = wanted.rstrip("?")
