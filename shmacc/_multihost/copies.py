@@ -3,9 +3,9 @@
 A copy has a lineage, the name of its last change. All changes form one sequence, the *line*: each
 is for copies with one lineage, its parent, and gives them its own lineage. The states of a change:
 
-    staged     The owner has named it. Hosts get it and check it. If one cannot make it, it is
-               dropped, and no copy has changed. It is also dropped if its chief is lost: the next
-               chief may make a different change.
+    staged     The owner has named it. Hosts get it and check it. If a host cannot make it,
+               the change is dropped, and no copy has changed. It is also dropped if its chief is
+               lost: the next chief may make a different change.
     committed  All living hosts with the parent have it, or cannot get it any more. From now on the
                owner's lineage is that of this change. Hosts make it, whichever process dies.
     told       Every living host that can make it reports its lineage. Now the chief gets the

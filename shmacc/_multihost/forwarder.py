@@ -281,7 +281,7 @@ class ForwarderCore:
         self._refused = refused or self._refused
 
     def noticed(self, copy: Copy, problem: str = "") -> None:
-        """Note the copy's state, which other processes may have changed, and what is wrong."""
+        """Note the copy's state, since other processes may change it, and what is wrong with it."""
         if self._getting is None:
             self._copy, self._problem = copy, problem
 

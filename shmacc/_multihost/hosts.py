@@ -142,7 +142,7 @@ class Grant:
 
 
 class Hosts:
-    """All hosts that have ever reported to this owner; `home` is its own host (None: unknown)."""
+    """All hosts that ever reported to this owner; `home` is the owner's host (None: unknown)."""
 
     def __init__(self, term: int, home: str | None = None) -> None:
         self._term, self._home = term, home
@@ -185,7 +185,7 @@ class Hosts:
     def shard_hosts(self, shards: int, now: float) -> tuple[str, ...]:
         """Return a host for each shard. Hosts that take part get about equally many shards.
 
-        A host that is cut off from another host gets none, unless all of them are cut off.
+        A host that is cut off from another host gets no shard, unless this is so for all hosts.
         """
         able = [host for host in self if host.takes_part]
         names = sorted(host.name for host in able if host.apart <= now)

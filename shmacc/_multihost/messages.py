@@ -201,7 +201,7 @@ class Opened:
         return np.array(sorted(who), dtype=np.int64)
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Return the count and the weight of each member of the group that has gradients."""
+        """Return the count and the weight of each member that has gradients in the round."""
         totals: dict[str, tuple[int, int]] = {}
         for member in self.members:
             for name, (count, weight) in member.batch.members.items():

@@ -135,7 +135,7 @@ class OwnerCore(Rounds):
     def ask(
         self, ticket: str, required: int, now: float, *, host: str = "", tell: bool = False
     ) -> Answer:
-        """Put the ticket of a chief on `host` in the queue, or keep it there; return its answer."""
+        """Queue the ticket of a chief on `host`, or keep it queued; return the ticket's answer."""
         self._chiefless = False
         if (self.is_ready or self.is_learning) and not self.finished:
             self._queue.ask(ticket, required, host, now, tell=tell)

@@ -107,7 +107,7 @@ class Rounds:
         # these were dropped without a new step, or refused during a grant that led to no round.
         self._in_doubt = not self.is_ready
         self._granted = False  # whether there was a grant at this fence
-        # The numbers of gradients and of hosts that `_is_stuck` saw last, and since when they stay.
+        # The numbers of gradients and of hosts seen last by `_is_stuck`, and when they changed.
         self._seen: tuple[tuple[int, int], float] | None = None
 
     @property
@@ -270,7 +270,7 @@ class Rounds:
         self._grant = None
         self._changed()
         if not cut and enough and head is not None:
-            # A host refuses a contributor's second gradient, but cannot know of other hosts.
+            # A host refuses a contributor's second gradient, but does not know those at other hosts.
             if found := at_two_hosts(members):
                 self._void_for(head, found)
                 return
@@ -285,7 +285,7 @@ class Rounds:
     def _go_on(self, now: float) -> None:
         """Make another grant after one that led to no round; the hosts stay held meanwhile.
 
-        Hosts refuse gradients while they hold, and these never come again. So if there are too few
+        While hosts hold, they refuse gradients, which never come again. So if there are too few
         gradients now, the step is void. But if a forwarder has just started, nobody knows its
         segment's content yet, so a new grant waits for its first report.
         """

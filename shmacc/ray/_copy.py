@@ -172,7 +172,7 @@ class HostCopy:
             self._work = None
 
     def end(self, *, undo: bool) -> None:
-        """Remove the copy's name if it was made again; if `undo`, also if it was made at first."""
+        """Remove the name of a copy that was made again; with `undo`, of any copy made here."""
         if self._params is not None and (self._made_again or (self._made and undo)):
             self._params.unlink()
 
@@ -207,7 +207,7 @@ class HostCopy:
         return partial(core.changed, self.look(), refused)
 
     def _stage(self, core: ForwarderCore, stage: Stage, checks: bool = True) -> Callable[[], None]:
-        """Get a change from the chief's object; check it, since after the commit it is too late."""
+        """Get a change from the chief's object; check it now, before it can be committed."""
         ref = stage.source.ref
         # An error of Ray says nothing about the change: the chief is gone, or Ray ends here.
         with contextlib.suppress(Exception):

@@ -86,7 +86,7 @@ class Found(NamedTuple):
 
 
 class Exchange:
-    """The supervisor's end. To the node's run (children.py) it stands in for `CallersSignals`."""
+    """The supervisor's side. A node's run (children.py) uses it like a `CallersSignals`."""
 
     def __init__(self) -> None:
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -108,7 +108,7 @@ def check_unused(names: list[str], groups: list[str], nodes: set[str], until: fl
 
 
 def _used(names: list[str], actors: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return which of these names living processes of this node use, and their pids.
+    """Return, for each of these names that is in use on this node, the pids of its living users.
 
     Processes that also use one of the names in `actors` do not count: they are groups' actors.
     """

@@ -154,7 +154,7 @@ class Incarnation:
                 asked.set_exception(error)
 
     def _count(self, what: str, number: int = 1) -> None:
-        """Add to a counter of ``shmacc-inspect show``; a death here loses at most this number."""
+        """Add to a counter of ``shmacc-inspect show``; a death here loses `number` at most."""
         self._counters[what][...] += number
 
     def _act(self) -> bool:  # noqa: C901  one case for each action
@@ -283,7 +283,7 @@ class _Shipping:
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
         self._refused: set[int] = set()  # shards that could not keep their pieces
-        # Begin with a shard chosen by the host's name: not all hosts send to the same one first.
+        # Begin with a shard chosen by the host's name, so that not all hosts begin with the same.
         first = zlib.crc32(key.host.encode()) % len(hosts)
         for shard in sorted(self._left, key=lambda shard: (shard - first) % len(hosts)):
             self._send(shard)

@@ -3,7 +3,7 @@
 Forwarder and shards share a process, so they die together, and the owner reaches all or none.
 Calls for shards have threads of their own, so that they do not delay the forwarder's heartbeat.
 
-`_memory.py` has what outlives the actor.
+What outlives the actor, such as the segment, is in `_memory.py`.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class HostActor:
     def serve(self) -> None:
         """Make the segment and follow the owner, until `end`. A second call ends the first call.
 
-        A call also returns when the owner knows a later actor of this node, which replaces this.
+        A call also returns when the owner knows a later actor of this node: it replaces this one.
         """
         with self._turn:
             self._calls += 1

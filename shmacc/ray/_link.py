@@ -55,7 +55,7 @@ class Link:
     """A chief's connection to the owner.
 
     The first call connects, if `join` or `connect` has not. Unpickling does not connect: Ray
-    unpickles a task's arguments itself, and a call of Ray at this time would wait for itself.
+    unpickles a task's arguments itself, and a call to Ray at this time would wait for itself.
 
     Attributes:
         name: The group's shared_name.

@@ -163,8 +163,8 @@ def _wait_for_hosts(
     Before the group has `begun`, nodes change nothing: wait until they can have a segment, and
     return their copies of the parameters; return {} if another chief has begun the group.
 
-    An existing group goes on without a node that has a problem, except for this chief's node. Ray
-    needs 12 to 17 s to see that a node is dead.
+    If the group existed before, do not wait for nodes that report a problem, except for this
+    chief's node. Ray needs 12 to 17 s to see that a node is dead.
     """
     name = link.name
     while True:

@@ -64,7 +64,7 @@ class OwnerActor:
         return self._config
 
     async def place(self) -> tuple[Config, str]:
-        """Return the config and the owner's node; the first call starts everything."""
+        """Return the config and the owner's node; the first call starts the owner's tasks."""
         self._start()
         return self._config, ray.get_runtime_context().get_node_id()
 

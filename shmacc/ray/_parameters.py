@@ -74,7 +74,7 @@ class Parameters(LocalParameters):
         """Create this node's copy, or attach to it. The group makes the copies of other nodes.
 
         If nodes have copies from an earlier run, the group goes on with the furthest copy, and
-        `contents` only say what it must agree with, as on one host. A warning (logger ``shmacc``)
+        `contents` are only compared with this copy, as on one host. A warning (logger ``shmacc``)
         says which copy that is, and which copies it replaces.
 
         Args:

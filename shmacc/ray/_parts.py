@@ -221,7 +221,7 @@ def connect(address: str | None = None) -> None:
     A run over hosts sets RAY_ADDRESS in its processes to the run's cluster.
 
     Raises:
-        FailedPreconditionError: The address begins with ``ray://``: it belongs to Ray Client.
+        FailedPreconditionError: The address begins with ``ray://``, which is for Ray Client.
     """
     if (address or os.environ.get("RAY_ADDRESS", "")).startswith("ray://"):
         raise FailedPreconditionError(_BY_CLIENT)

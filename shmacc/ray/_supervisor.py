@@ -77,7 +77,7 @@ class Supervisor:
                 f"Ray's processes there have no {names.NAMESPACE_VARIABLE}, and those on the "
                 "caller's node have one"
             )
-        # `of_children` adds the run's name again: it puts a run's namespace inside this process's.
+        # Remove the run's name: `of_children` will add it to this process's namespace again.
         os.environ[names.NAMESPACE_VARIABLE] = outer.removesuffix(".")
         given = Path("/proc/self/environ").read_bytes()
         for variable in _BY_RAY:

@@ -29,7 +29,7 @@ def test_the_number_required_counts_gradients_of_all_hosts() -> None:
 
 
 def test_a_segment_without_gradients_is_held_too() -> None:
-    """If it were not held, it could accept a gradient after the grant that is in no round."""
+    """If it were not held, a gradient that it accepts after the grant would be in no round."""
     table = Table("a", "b")
     assert table.apply("a", 1)
     table.ask(1)

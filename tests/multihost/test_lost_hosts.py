@@ -294,8 +294,8 @@ def test_gradients_applied_before_a_host_hears_of_advance_step_are_old() -> None
     assert table.owner.counters.voided == 0
 
 
-def test_gradients_before_a_new_segment_reaches_the_step_are_of_its_first_step() -> None:
-    """A new host's segment begins at step 0, and follows with the first order."""
+def test_gradients_that_a_new_segment_accepts_before_its_first_order_are_dropped() -> None:
+    """A new host's segment begins at step 0, and follows the owner with its first order."""
     table = Table("a", step=7)
     table.add("late", Segment())
     assert table.apply("late", 2)

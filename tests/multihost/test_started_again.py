@@ -281,8 +281,8 @@ def test_a_restarted_forwarder_leaves_a_finished_segment_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_process_ends_the_run_while_its_forwarder_is_dead(step: int) -> None:
-    """The next forwarder knows no fence, and an order to reset may be on its way."""
+def test_the_run_ends_if_a_process_finishes_it_while_its_forwarder_is_dead(step: int) -> None:
+    """The next forwarder knows no fence, and its first order may be to reset the segment."""
     table = with_a_gradient_each("a", "b")
     segment = table.hosts["a"][1]
     segment.finished = True
@@ -293,7 +293,7 @@ def test_a_process_ends_the_run_while_its_forwarder_is_dead(step: int) -> None:
     assert isinstance(table.ask(1), Finished)
 
 
-def test_a_process_ends_the_run_while_another_owner_takes_over() -> None:
+def test_the_run_ends_if_a_process_finishes_it_while_another_owner_takes_over() -> None:
     table = with_a_gradient_each("a", "b")
     table.owner = OwnerCore(2, None, TIMING)
     table.owner.advance_step(3, table.now)

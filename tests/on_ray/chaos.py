@@ -141,7 +141,7 @@ class Chaos:
         assert "ended before its block" in self.chief.leave()
 
     def _have_a_long_block(self) -> None:
-        """Let the next block last longer than the lease, kept open by heartbeats."""
+        """Let the next block last longer than the lease: heartbeats must keep it open."""
         is_long = self._seconds >= _LONG_SOAK and self.happened["long blocks begun"]
         self.many.block = _LONG_BLOCK if is_long else BLOCK
 

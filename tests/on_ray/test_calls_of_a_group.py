@@ -163,7 +163,7 @@ def test_a_group_is_found_by_its_name_and_by_its_pickle(
     def ask(given: shmacc.ray.AccumulatorGroup) -> tuple[int, str]:
         return given.global_step, repr(given)
 
-    # Ray unpickles the group in a thread where a call of Ray would never end.
+    # Ray unpickles the group in a thread where a call to Ray would never end.
     asked = ray.remote(num_cpus=0)(ask).remote(group)
     assert ray.get(asked, timeout=50) == (group.global_step, repr(group))
     gone = shmacc.ray.AccumulatorGroup.attach("asked")
@@ -368,7 +368,7 @@ def alarm() -> None:
 def test_an_exception_at_any_line_leaves_no_round_open_and_loses_no_gradient(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """The round's heartbeats end with the block."""
+    """The round's heartbeats end, too, when its block ends."""
     for number in itertools.count(1, 2):
         step = group.global_step
         assert local[0].apply(gradient(1), shmacc.NEVER_STALE, timeout=60)

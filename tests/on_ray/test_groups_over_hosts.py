@@ -199,7 +199,7 @@ def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
 def test_unlink_removes_the_names_of_a_node_whose_actor_is_started_again(
     nodes: Nodes, *, is_there: bool
 ) -> None:
-    """This process knows only the dead actor, and must find the new actor or none."""
+    """This process still knows the dead actor: `unlink` must look for its successor."""
     group = shmacc.ray.AccumulatorGroup(MEMBERS, "remade")
     assert len(group.stats()) >= 3
     part = f"remade/host {nodes.id(1)}"

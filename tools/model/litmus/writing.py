@@ -61,7 +61,7 @@ class AArch64:
         return [f"{load} W1{register},[{self._address[word]}]"]
 
     def exchange(self, register: str, word: str, value: str) -> list[str]:
-        """Return LDAXR and STLXR, a weaker order than SWPAL's; count no run whose STLXR fails."""
+        """Return LDAXR and STLXR, which order less than SWPAL; ignore runs whose STLXR fails."""
         status = 20 + len(self.succeeded)
         self.succeeded.append(f"X{status}=0")
         address = self._address[word]
@@ -77,7 +77,7 @@ class AArch64:
 
 
 class X86:
-    """Writes x86-64: plain moves, since only loads overtake earlier stores; like `AArch64`."""
+    """Writes x86-64: plain moves, since only loads overtake earlier stores. See `AArch64`."""
 
     head = "X86_64"
     _REGISTERS = ("ax", "bx", "cx", "dx")

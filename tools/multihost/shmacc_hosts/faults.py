@@ -163,7 +163,7 @@ class Faults:
         self.world.machines[what[0]].workers.pop(what[1])
 
     def twin(self, what: tuple[int, int, int]) -> None:
-        """Start a worker on another machine, too; it goes on on the first machine."""
+        """Start a worker on another machine, too, so that it runs twice."""
         machines = self._failed("moved").machines
         machines[what[2]].workers.append(Worker(machines[what[0]].workers[what[1]].contributor))
 

@@ -165,7 +165,7 @@ class InTime(Clocked):
     # Work and messages
 
     def send(self, message: Message) -> None:
-        """Plan when a message arrives. An answer first takes the owner's time to send it."""
+        """Plan when a message arrives. The owner needs time before it sends an answer."""
         contributors = 0
         if message.kind == "report" and message.data[2].batch is not None:
             contributors = len(message.data[2].batch.contributors)

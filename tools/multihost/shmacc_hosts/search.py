@@ -118,7 +118,7 @@ def is_done(world: World) -> bool:
 def may_stand_still(world: World) -> bool:
     """Whether rounds may stand still: the last step is reached, or something blocks them.
 
-    No owner leads, or no chief on a machine with the owner's copy reaches the owner.
+    They are blocked if no owner leads, or if no chief on a machine with its copy reaches it.
     """
     owner, last = world.registered, world.last_step
     if owner is None or not owner.leads or not owner.line or last is None or owner.step >= last:
