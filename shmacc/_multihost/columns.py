@@ -28,7 +28,7 @@ ALIGNED = 64
 def keep_freed_memory() -> None:
     """Have the C library keep memory that this process frees, up to a limit, for the next round.
 
-    Otherwise each column gets new memory from the kernel, which costs more than filling it.
+    Without this, each column gets new memory from the kernel, which costs more than filling it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc: M_TRIM_THRESHOLD and the greatest M_MMAP_THRESHOLD

@@ -93,7 +93,7 @@ class Host:
 
 
 def tasks(order: Order, report: Report) -> Order:
-    """Return only that part of an order that the host has not done, and must learn at once."""
+    """Return an order without what the host has done already, or need not learn at once."""
     has_shipped = report.batch is not None and report.held_for == order.grant
     line = order.lineage
     if line is not None and same(lineage_of(report), line):

@@ -153,7 +153,7 @@ class Rounds:
             self._void("nothing comes after an owner's death or a new step")
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether hosts follow the step, but for `chief_lease` nothing new has come."""
+        """Whether nothing new has come for `chief_lease`, although hosts follow the step."""
         seen = self.accumulated, sum(host.is_at(self.fence) for host in self._hosts)
         if self._seen is None or self._seen[0] != seen:
             self._seen = seen, now
@@ -270,7 +270,7 @@ class Rounds:
         self._grant = None
         self._changed()
         if not cut and enough and head is not None:
-            # A host refuses a contributor's second gradient, but does not know those at other hosts.
+            # A host refuses a contributor's second gradient, but does not know what other hosts accept.
             if found := at_two_hosts(members):
                 self._void_for(head, found)
                 return
