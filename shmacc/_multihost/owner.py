@@ -164,7 +164,7 @@ class OwnerCore(Rounds):
 
         Returns:
             The round; `Told` if its update was made, which has ended it; `Ended` if anything else
-            has ended it; None if the owner does not know yet.
+            has come in between; None if the owner does not know yet.
         """
         self.tick(now)
         copies = self.copies
@@ -324,7 +324,7 @@ class OwnerCore(Rounds):
     ) -> ChangeAnswer:
         """Begin the update of a chief's round, if this call has not begun it; return the answer.
 
-        `call` is unique for ever: it shows repeated messages. See `Stage` for `source` and `size`.
+        `call` is unique for ever, to recognise repeats. See `Stage` for `source` and `size`.
         """
         copies, chief = self.copies, self._queue.find(ticket)
         has_block = self.block is not None and self._block_ticket == ticket

@@ -270,7 +270,7 @@ class Rounds:
         self._grant = None
         self._changed()
         if not cut and enough and head is not None:
-            # A host refuses a contributor's second gradient, but does not know what other hosts accept.
+            # Each host refuses a contributor's second gradient, but two hosts may accept one each.
             if found := at_two_hosts(members):
                 self._void_for(head, found)
                 return

@@ -86,7 +86,7 @@ class Found(NamedTuple):
 
 
 class Exchange:
-    """The supervisor's side. A node's run (children.py) uses it like a `CallersSignals`."""
+    """The supervisor's side of the messages. Its run (children.py) uses it as `CallersSignals`."""
 
     def __init__(self) -> None:
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

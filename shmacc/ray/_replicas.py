@@ -34,7 +34,7 @@ class _OfAllCopies(Atomic):
 
 
 class _Group(AccumulatorGroup):
-    """A group that another chief may remove."""
+    """A group that can tell whether another chief has removed it."""
 
     @property
     def is_gone(self) -> bool:

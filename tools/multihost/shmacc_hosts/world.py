@@ -214,7 +214,7 @@ class World:
         return next((c for c in self.chiefs if c.ticket == ticket and c.alive), None)
 
     def maker(self, stage: Stage) -> Chief | None:
-        """Return the chief that makes a change; None: it is dead, or makes another change now."""
+        """Return the chief that makes a change; None: it is dead, or no longer makes the change."""
         name, call = stage.source
         chief = self.chiefs[name[0]]
         return chief if chief.alive and (chief.name, chief.made) == (name, call) else None
