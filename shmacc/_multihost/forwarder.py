@@ -327,7 +327,7 @@ class ForwarderCore:
 
         Each report costs the owner time, so there are few. The end of a host's round needs no
         report of its own: the report of its next gradients contains it. A count that has become as
-        high as in the last round is reported at once; a lower count waits a little for more.
+        high as in the last round is reported at once; a lower count is reported a little later.
         """
         last = self._reported
         if last is None:

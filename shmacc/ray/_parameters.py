@@ -190,7 +190,7 @@ class Parameters(LocalParameters):
         return True
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
-        """Replace everything, on every node, by a result of `state` of these or equal parameters.
+        """Replace everything, on every node, by what `state` of these or equal parameters returned.
 
         This is a change between two rounds. The step goes up even if the saved state has a lower
         step: so gradients computed from the replaced parameters are stale everywhere. So a schedule
