@@ -106,10 +106,10 @@ Void steps
     for each grant whether it refused a gradient, but a void step is cheaper.
 
     In doubt, and nothing comes. Sometimes nobody knows whether workers wait in this way: an owner
-    has died; a step was set while hosts were held, or it emptied a segment at its own step; or a
-    host is lost after a round was given up. If a chief then waits for more gradients, and nothing
-    comes for `chief_lease`, the step is void, once. A block that raises is no such case: its
-    gradients are all kept.
+    has died; a step was set while hosts were held; a segment was emptied that was already at the
+    step that was set; or a host is lost after a round was given up. If a chief then waits for more
+    gradients, and nothing comes for `chief_lease`, the step is void, once. A block that raises is
+    no such case: its gradients are all kept.
 
 The end
     `finish` ends the run for good: the owner makes no more grants, and each forwarder finishes

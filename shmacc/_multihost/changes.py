@@ -7,7 +7,7 @@ from shmacc._base.lineage import NO_COPY, Lineage
 from shmacc._multihost.messages import Refusal, Refused, Report, Stage
 
 UNKNOWN = -1
-"""The digest of a change that is committed, until a host has reported it."""
+"""Stands for the digest of a committed change, until a host has reported the digest."""
 
 MARK_BITS = 16
 """The lowest bits of a change's number are its mark: a hash of its round's ticket; 0: no round."""
@@ -45,8 +45,8 @@ class Change:
     since: float  # when hosts were last asked to get it, or when it was committed
     heard: float  # when its chief called last
     asked: frozenset[str]  # hosts that were asked to get it
-    # Whether the chief has checked that its own host can make the change. That host then gets the
-    # change after the commit, and need not report before that it has it.
+    # Whether the chief has checked that its own host can make the change. Then that host gets the
+    # change only after the commit, which does not wait until the host has reported the change.
     checked: bool = False
     committed: bool = False  # whether hosts make it
     left: bool = False  # whether its chief is lost, or waits no more
@@ -68,8 +68,8 @@ class Change:
     def fits(self, report: Report) -> bool:
         """Whether the host's copy is the change's parent, and its segment at a lower step.
 
-        Void steps of another owner may have moved the segment further. Then the segment has
-        gradients that were computed from the present copy, so the copy may not change.
+        Void steps of another owner may have moved the segment to a later step. Then it has
+        gradients of that step, computed from the present copy: so the copy must not change.
         """
         parent, step = self.stage.parent, self.stage.step
         return parent is None or (lineage_of(report) == parent and report.step < step)
@@ -77,8 +77,8 @@ class Change:
     def late(self, reports: Iterable[Report], now: float, lease: float) -> tuple[str, ...]:
         """Return the living hosts that the change waits for.
 
-        A host that was asked may take the lease, plus the time that a large change takes, to get
-        it. After the commit, hosts that have the change must make it; other hosts are not awaited.
+        Before the commit: hosts that have not got it, for the lease, or longer if it is large.
+        After the commit: hosts that have got it, and have not made it.
         """
         is_early = self._is_early(now, lease)
 
@@ -92,7 +92,7 @@ class Change:
         return tuple(sorted(report.host for report in reports if waits_for(report)))
 
     def can_get(self, report: Report) -> bool:
-        """Whether the host has received the change, or its chief has checked it on this host."""
+        """Whether the host has received the change, or the change's chief has checked it there."""
         is_home = self.checked and report.host == self.host
         is_sure = is_home and not self.is_in(report) and self._can(report)
         return self.is_at(report) or is_sure
@@ -102,13 +102,13 @@ class Change:
         return report.host in self.asked
 
     def ask_more(self, reports: list[Report], now: float, lease: float) -> bool:
-        """Ask more hosts to get the change, if enough have it already; return whether any were.
+        """Ask more hosts to get the change, if enough have it already; return whether it asked any.
 
         Each host that has a large change sends it to one host at a time, so that the chief's host
         need not send it to all. Hosts are asked in waves, since each wave costs messages: the next
         wave begins when half of the hosts with the change are free to send it. Hosts that are too
-        late are not awaited. If no other host has got the change by then, the chief's host must get
-        it before the commit: the chief may be lost afterwards.
+        late are not awaited. If all other hosts are too late, the chief's host must get the change
+        before the commit: the chief may be lost afterwards.
         """
         if (
             self.checked

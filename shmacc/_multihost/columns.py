@@ -28,7 +28,7 @@ ALIGNED = 64
 def keep_freed_memory() -> None:
     """Have the C library keep memory that this process frees, up to a limit, for the next round.
 
-    Otherwise each column gets new memory from the kernel, which costs more than filling it.
+    Without this, each column gets new memory from the kernel, which costs more than filling it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc: M_TRIM_THRESHOLD and the greatest M_MMAP_THRESHOLD
@@ -61,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The row numbers and the values of several members, as in one message."""
+    """The row numbers and the values of several members, as one message carries them."""
 
     rows: Rows
     values: Bytes  # of each member in turn, each part at a multiple of `ALIGNED`

@@ -3,9 +3,9 @@
 A copy has a lineage, the name of its last change. All changes form one sequence, the *line*: each
 is for copies with one lineage, its parent, and gives them its own lineage. The states of a change:
 
-    staged     The owner has named it. Hosts get it and check it. If one cannot make it, it is
-               dropped, and no copy has changed. It is also dropped if its chief is lost: the next
-               chief may make a different change.
+    staged     The owner has named it. Hosts get it and check it. If a host cannot make it,
+               the change is dropped, and no copy has changed. It is also dropped if its chief is
+               lost: the next chief may make a different change.
     committed  All living hosts with the parent have it, or cannot get it any more. From now on the
                owner's lineage is that of this change. Hosts make it, whichever process dies.
     told       Every living host that can make it reports its lineage. Now the chief gets the
@@ -108,7 +108,7 @@ class Copies:
     def source(self, reports: Iterable[Report], report: Report) -> str | None:
         """Return a host from which the reporting host can get its copy; None: no need, or no host.
 
-        Each new report of a host gets another source: it may be cut off from one of them.
+        Each report of the host gets another source: the host may be cut off from the last one.
         """
         if self.has(report):
             return None
@@ -125,7 +125,7 @@ class Copies:
         """Learn lineage and step, if all hosts have answered this term; return the step, or None.
 
         After a power failure, for example, the first hosts to come back may lack the last update.
-        So a new owner waits for as many hosts as had the copy that it has found, but not for ever.
+        A host reports how many hosts had its copy: a new owner waits for as many, but not for ever.
         """
         if not self._is_answered(reports, term):
             return None
@@ -154,7 +154,7 @@ class Copies:
     def must_answer(self, reports: Iterable[Report], term: int) -> frozenset[str]:
         """Return the hosts that can take part, and have not answered this term.
 
-        A host that reports takes part, even if it is not, or no longer, in the driver's list.
+        A host that reports takes part, whether or not it is in the driver's list.
         """
         terms = {each.host: each.term for each in reports}
         names = {*terms, *(self.listed or ())}
@@ -226,7 +226,7 @@ class Copies:
     def note(self, call: str, answer: Answered) -> None:
         """Keep the first answer to a call, so that a repeated message does not begin a new change.
 
-        The answers of the last 1,024 calls are enough: earlier chiefs have long stopped sending.
+        The last 1,024 calls' answers are enough: the chiefs of earlier calls send no more messages.
         """
         self._answers.setdefault(call, answer)
         if len(self._answers) > _REMEMBERED:
@@ -255,7 +255,7 @@ class Copies:
         self.lineage = Lineage(*change.stage.update, 0 if change.is_whole else UNKNOWN)
 
     def learn_digest(self, change: Change, reports: Iterable[Report]) -> bool:
-        """Take over the digest that the chief's host reports, or if it is lost, any other host.
+        """Learn the change's digest from the chief's host; if that is lost, from another host.
 
         Returns:
             Whether this call has made the digest known.
@@ -290,7 +290,7 @@ class Copies:
     def outcome_at_home(self, change: Change, reports: Iterable[Report]) -> Refused | None:
         """Return why the chief's own host cannot make the committed change, though others can.
 
-        None: the chief's host has made the change, or still may, or is lost.
+        None: the chief's host has made the change, or can still make it, or is lost.
         """
         home = [each for each in reports if each.host == change.host]
         if any(map(change.refused_by, home)):

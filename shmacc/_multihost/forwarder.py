@@ -2,7 +2,7 @@
 
 Its driver asks for the next action, does it, and says that it is done. It does one action on the
 segment at a time. Shipping (sending sums to shards) may take long, and a new order may come
-meanwhile: so the driver tells `shipped` the grant, and only the current grant counts.
+meanwhile: so the driver passes the grant to `shipped`, which ignores all but the current grant.
 
 If the group has parameters, the host has a copy of them. The copy changes first, the segment
 afterwards, so that a worker never sees a step before its parameters. `next_change` says what to do
@@ -119,7 +119,7 @@ class ForwarderCore:
         return 1.0 if self._order is None else self._order.pace
 
     def may_follow(self, order: Order) -> bool:
-        """Whether an order can be accepted now; while the copy changes, none of a later term."""
+        """Whether to accept an order now: while the copy changes, accept none of a later term."""
         return order.term <= self._promise or self._getting in {None, Get.STAGE}
 
     def receive(self, order: Order) -> None:
@@ -145,7 +145,7 @@ class ForwarderCore:
     def is_passed_by(self, step: int) -> bool:
         """Whether another process of the host has moved the segment on to this later step.
 
-        Setting the step keeps gradients of earlier steps, which may already be in a round.
+        Then the segment may have kept gradients of earlier steps, which may be in a round already.
         """
         return self._copy is not None and self.fence is not None and step > self._step
 
@@ -222,7 +222,7 @@ class ForwarderCore:
         return Do.RESET, order.step
 
     def next_change(self) -> tuple[Get, Order] | None:
-        """Return what to do with the copy, and the order; None: nothing, or the copy is busy."""
+        """Return what to do with the copy, and for which order; None: nothing, or not yet."""
         order, copy, staged = self._order, self._copy, self.stage
         if order is None or copy is None or self._getting is not None:
             return None
@@ -265,23 +265,23 @@ class ForwarderCore:
         self._getting, self.stage = None, stage
 
     def refused(self, update: Fence, error: Exception | None) -> None:
-        """Note that this host cannot make a change; without an error, that it cannot get it."""
+        """Note that this host cannot make a change, or (`error` is None) cannot get the change."""
         self._getting, self._refused = None, Refusal(update, error)
 
     def gets_whole(self) -> None:
-        """Note that the source lacks old updates, so that this host gets its whole copy.
+        """Note that the source lacks old updates, so that this host gets the source's whole copy.
 
         Any thread may call it.
         """
         self._whole = True
 
     def changed(self, copy: Copy, refused: Refusal | None = None) -> None:
-        """Note the state of the copy after an attempt to change it, and why it failed."""
+        """Note the state of the copy after a try to change it; `refused`: why the try failed."""
         self._getting, self._copy, self._whole = None, copy, False
         self._refused = refused or self._refused
 
     def noticed(self, copy: Copy, problem: str = "") -> None:
-        """Note the state of the copy, which other processes may change, and what is wrong."""
+        """Note the copy's state, since other processes may change it, and what is wrong with it."""
         if self._getting is None:
             self._copy, self._problem = copy, problem
 
@@ -303,7 +303,7 @@ class ForwarderCore:
                 self._batch, self._unshipped = self._unshipped, None
 
     def done(self, action: Do) -> None:
-        """Note that an action is done: after FINISH the segment is finished, after others open."""
+        """Note that an action is done: FINISH leaves the segment finished, the others open."""
         if action is Do.FINISH:
             self._is_finished = True
             return
@@ -327,7 +327,7 @@ class ForwarderCore:
 
         Each report costs the owner time, so there are few. The end of a host's round needs no
         report of its own: the report of its next gradients contains it. A count that has become as
-        high as in the last round is reported at once; a lower count waits a little for more.
+        high as in the last round is reported at once; a lower count is reported a little later.
         """
         last = self._reported
         if last is None:

@@ -39,7 +39,7 @@ class Host:
     apart: float = float("-inf")  # until when it gets no shard, since a link to it is cut
 
     def news(self, deaths: tuple[Death, ...]) -> list[Death]:
-        """Return the new ones among reported deaths: each report repeats the old deaths."""
+        """Return the deaths that are new: each report repeats the deaths of earlier reports."""
         new = [death for death in deaths if death.number > self.deaths]
         self.deaths = max([self.deaths, *(death.number for death in new)])
         return new
@@ -50,7 +50,7 @@ class Host:
         return not self.lost and self.in_line
 
     def gets_copy(self, since: float) -> bool:
-        """Whether the host lives, is getting a whole copy, and has not needed it before `since`."""
+        """Whether the host lives, is getting a whole copy, and began to need it after `since`."""
         gets = self.report is not None and self.report.whole and not (self.in_line or self.lost)
         return gets and self.out_since > since
 
@@ -93,7 +93,7 @@ class Host:
 
 
 def tasks(order: Order, report: Report) -> Order:
-    """Return an order without all that the host has done already, or need not learn at once."""
+    """Return an order without what the host has done already, or need not learn at once."""
     has_shipped = report.batch is not None and report.held_for == order.grant
     line = order.lineage
     if line is not None and same(lineage_of(report), line):
@@ -129,7 +129,7 @@ class Grant:
         return [host for host in hosts if host.takes_part and host.batch(self.number) is None]
 
     def is_over(self, hosts: Iterable[Host], now: float, timing: Timing, *, enough: bool) -> bool:
-        """Whether all batches of the grant have come, or it waits no longer for missing ones."""
+        """Whether all batches of the grant have come, or it no longer waits for missing batches."""
         waited_for, age = self.waits_for(hosts), now - self.since
         if not waited_for or age >= timing.expiry:
             return True
@@ -142,7 +142,7 @@ class Grant:
 
 
 class Hosts:
-    """All hosts that have ever reported to this owner; `home` is its own host (None: unknown)."""
+    """All hosts that ever reported to this owner; `home` is the owner's host (None: unknown)."""
 
     def __init__(self, term: int, home: str | None = None) -> None:
         self._term, self._home = term, home
@@ -172,7 +172,7 @@ class Hosts:
         return self._counted[1:]
 
     def note_line(self, has: Callable[[Report], bool], now: float) -> None:
-        """Note which hosts have the right copy; a host that has not reported may have it."""
+        """Note which hosts have the right copy; assume it of hosts that have not reported."""
         for host in self:
             in_line = host.report is None or has(host.report)
             if in_line != host.in_line:
@@ -185,7 +185,7 @@ class Hosts:
     def shard_hosts(self, shards: int, now: float) -> tuple[str, ...]:
         """Return a host for each shard. Hosts that take part get about equally many shards.
 
-        A host that is cut off from another host gets none, unless all of them are cut off.
+        A host that is cut off from another host gets no shard, unless this is so for all hosts.
         """
         able = [host for host in self if host.takes_part]
         names = sorted(host.name for host in able if host.apart <= now)

@@ -1,4 +1,4 @@
-"""The messages between the parts: whole states, with numbers by which late ones are recognised."""
+"""The messages between the parts: whole states, numbered, so that a late message is recognised."""
 
 import math
 from collections.abc import Mapping
@@ -201,7 +201,7 @@ class Opened:
         return np.array(sorted(who), dtype=np.int64)
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Return the count and the weight of each member of the group that has gradients."""
+        """Return the count and the weight of each member that has gradients in the round."""
         totals: dict[str, tuple[int, int]] = {}
         for member in self.members:
             for name, (count, weight) in member.batch.members.items():
@@ -242,7 +242,7 @@ class Waiting:
 
 
 class Loss(NamedTuple):
-    """A lost host. With pids, not the host is lost, but these workers of it died (see `Death`)."""
+    """A lost host; or if there are `pids`, workers of a host that have died (see `Death`)."""
 
     host: str
     pids: tuple[int, ...] = ()
@@ -296,7 +296,7 @@ class Told(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A host cannot make the change; no copy was changed, unless it was `committed`."""
+    """A host cannot make the change. Unless the change was `committed`, no copy has changed."""
 
     host: str
     error: Exception

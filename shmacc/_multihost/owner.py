@@ -37,7 +37,7 @@ class OwnerCore(Rounds):
     # Hosts
 
     def enrol(self, host: str, now: float) -> int:
-        """Return the incarnation of a forwarder that starts; refuse earlier ones from now on."""
+        """Return a starting forwarder's incarnation; from now on refuse the host's earlier ones."""
         incarnation = self._hosts.enrol(host, now)
         self._changed()
         return incarnation
@@ -135,7 +135,7 @@ class OwnerCore(Rounds):
     def ask(
         self, ticket: str, required: int, now: float, *, host: str = "", tell: bool = False
     ) -> Answer:
-        """Put the ticket of a chief on `host` in the queue, or keep it there; return its answer."""
+        """Queue the ticket of a chief on `host`, or keep it queued; return the ticket's answer."""
         self._chiefless = False
         if (self.is_ready or self.is_learning) and not self.finished:
             self._queue.ask(ticket, required, host, now, tell=tell)
@@ -160,11 +160,11 @@ class OwnerCore(Rounds):
         """Go on with a round that an earlier owner opened, and whose chief is in its block.
 
         If the copies' lineage and the step are unchanged, no gradient of the round is in any other
-        round, so it is open again. Gradients that hosts accepted after it are dropped at its end.
+        round, so it is open again. Gradients that hosts have accepted since are dropped at its end.
 
         Returns:
-            The round; `Told` if its update was made, which ended it; `Ended` if anything else has
-            come in between; None if this is not known yet.
+            The round; `Told` if its update was made, which has ended it; `Ended` if anything else
+            has come in between; None if the owner does not know yet.
         """
         self.tick(now)
         copies = self.copies
@@ -308,7 +308,7 @@ class OwnerCore(Rounds):
     # The parameters' copies
 
     def has_line(self, now: float) -> bool | None:
-        """Whether a host has a copy of the parameters; None: the owner does not know yet."""
+        """Whether any host has a copy of the parameters; None: the owner does not know yet."""
         self.tick(now)
         return None if self.is_learning else self.copies.lineage is not None
 
@@ -324,7 +324,7 @@ class OwnerCore(Rounds):
     ) -> ChangeAnswer:
         """Begin the update of a chief's round, if this call has not begun it; return the answer.
 
-        `call` is unique for ever, since it may be repeated. See `Stage` for `source` and `size`.
+        `call` is unique for ever, to recognise repeats. See `Stage` for `source` and `size`.
         """
         copies, chief = self.copies, self._queue.find(ticket)
         has_block = self.block is not None and self._block_ticket == ticket
@@ -363,7 +363,7 @@ class OwnerCore(Rounds):
         return self._answer_to(call, now)
 
     def withdraw(self, call: str, now: float) -> ChangeAnswer:
-        """Ensure that an uncommitted change of this call is never made; return the answer to it."""
+        """Ensure that this call's change, unless committed, is never made; return its answer."""
         copies, change = self.copies, self.copies.change
         if change is not None and change.call == call and not change.committed:
             copies.end(Ended())

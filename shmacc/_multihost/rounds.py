@@ -104,10 +104,10 @@ class Rounds:
         self.finished = False
         self._chiefless = False  # whether the last chief was lost, and none has come since
         # Whether workers may be waiting for a new step although this step lacks their gradients:
-        # they were dropped without a new step, or refused during a grant that led to no round.
+        # these were dropped without a new step, or refused during a grant that led to no round.
         self._in_doubt = not self.is_ready
         self._granted = False  # whether there was a grant at this fence
-        # The numbers of gradients and of hosts that `_is_stuck` saw last, and since when it has.
+        # The numbers of gradients and of hosts seen last by `_is_stuck`, and when they changed.
         self._seen: tuple[tuple[int, int], float] | None = None
 
     @property
@@ -153,7 +153,7 @@ class Rounds:
             self._void("nothing comes after an owner's death or a new step")
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether hosts follow the step, but for `chief_lease` nothing new has come."""
+        """Whether nothing new has come for `chief_lease`, although hosts follow the step."""
         seen = self.accumulated, sum(host.is_at(self.fence) for host in self._hosts)
         if self._seen is None or self._seen[0] != seen:
             self._seen = seen, now
@@ -270,7 +270,7 @@ class Rounds:
         self._grant = None
         self._changed()
         if not cut and enough and head is not None:
-            # A host refuses a contributor's second gradient, but cannot know of other hosts.
+            # Each host refuses a contributor's second gradient, but two hosts may accept one each.
             if found := at_two_hosts(members):
                 self._void_for(head, found)
                 return
@@ -285,7 +285,7 @@ class Rounds:
     def _go_on(self, now: float) -> None:
         """Make another grant after one that led to no round; the hosts stay held meanwhile.
 
-        Hosts refuse gradients while they hold, and these never come again. So if there are too few
+        While hosts hold, they refuse gradients, which never come again. So if there are too few
         gradients now, the step is void. But if a forwarder has just started, nobody knows its
         segment's content yet, so a new grant waits for its first report.
         """
@@ -317,8 +317,8 @@ class Rounds:
     def _end_block(self, *, consume: bool) -> bool:
         """End the block; return whether its round is consumed by this call.
 
-        Once its update is committed, the round is consumed in any case: now, if its chief knows
-        that all hosts have it, and leaves in order; else once they have it (`_tend_committed`).
+        Once its update is committed, the round is consumed in any case: now, if its chief leaves
+        in order and knows that all hosts have the update; else once all do (`_tend_committed`).
         """
         change = self.copies.change
         if change is not None and change.committed:

@@ -112,7 +112,7 @@ class LocalSegment:
             self._group = self._make()
 
     def look(self) -> tuple[int, int, bool]:
-        """Return the step (-1: no group yet), the number of gradients, and if it is finished."""
+        """Return step (-1: no group yet), number of gradients, and whether the run is finished."""
         if self._group is None:
             return -1, 0, False
         return self._group.global_step, self._group.num_accumulated(), not self._group.running
@@ -138,7 +138,7 @@ class LocalSegment:
             self.group.handle.look(taken, None)
         else:
             if self.group.stats().round_pid is not None:
-                # It belongs to an earlier forwarder, stopped but alive: setting the step ends it.
+                # An earlier forwarder, stopped but alive, has a round: setting the step ends it.
                 self.group.handle.set_step(self.group.global_step)
             self.group.handle.open_round(taken, 0, 0, None, raise_departures=False, caller=None)
             self._round = taken.serial
@@ -151,7 +151,7 @@ class LocalSegment:
             self._round = 0
 
     def consume(self) -> None:
-        """Consume the round, if it is still open: the step moves on by one."""
+        """Consume the round; if it is over already, empty the segment. The step moves on by one."""
         step, self._round, serial = self.group.global_step + 1, 0, self._round
         if not self.group.handle.consume_round(serial):
             self.reset(step)

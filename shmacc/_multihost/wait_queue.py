@@ -60,8 +60,8 @@ class WaitQueue:
     def leave(self, name: str, *, served: bool, told: int = 0) -> None:
         """Take the ticket out of the queue, and remember its first result.
 
-        If it was not served, its losses go to another ticket, except for the first `told`: the
-        chief may have timed out, or have died before an answer reached it.
+        If it was not served, its losses go to another ticket, except for the first `told`, which
+        the chief knows: it may have timed out, or died, before it was told of the others.
         """
         ticket = self._waiting.pop(name, None)
         if ticket is not None and not served:

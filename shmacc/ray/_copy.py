@@ -87,7 +87,7 @@ class HostCopy:
         self._pause = self._again = 0.0  # the pause after a failure, and the time when it ends
 
     def _earlier(self) -> Parameters | None:
-        """Return the node's copy; None: there is none yet. Raise if it is unlike other nodes'."""
+        """Return the node's copy; None: there is none yet. Raise if its arrays or tables differ."""
         given = self._given
         try:
             Parameters.attach(given.name, owners=given.owners).close()
@@ -102,9 +102,9 @@ class HostCopy:
         return None
 
     def look_around(self, core: ForwarderCore) -> None:
-        """Notice that a process of the node has restored the copy, or removed its name.
+        """Tell the core if a process of the node has restored the copy, or removed its name.
 
-        Once no process uses the nameless copy, make a new one: updates would reach only one of two.
+        If the name was removed, make a new copy, but only once no other process uses the old one.
         """
         if self._work is not None or self._params is None:
             return
@@ -172,7 +172,7 @@ class HostCopy:
             self._work = None
 
     def end(self, *, undo: bool) -> None:
-        """Remove the copy's name if it was made again; if `undo`, also if it was made at first."""
+        """Remove the name of a copy that was made again; with `undo`, of any copy made here."""
         if self._params is not None and (self._made_again or (self._made and undo)):
             self._params.unlink()
 
@@ -200,14 +200,14 @@ class HostCopy:
             self._warn(f"Node {shown(self._host)} cannot follow with its copy: {error}")
             self._pause = min(max(2 * self._pause, _LOOK), _LONGEST)
             self._again = time.monotonic() + self._pause
-            # Report these errors to the owner. After any other error the next attempt may succeed.
+            # Report an error that will last; after any other error, the next attempt may succeed.
             lasts = get is Get.MAKE or isinstance(error, ResourceExhaustedError)
             if lasts and order.lineage is not None:
                 refused = Refusal(Fence(*order.lineage[:2]), error)
         return partial(core.changed, self.look(), refused)
 
     def _stage(self, core: ForwarderCore, stage: Stage, checks: bool = True) -> Callable[[], None]:
-        """Get a change from the chief's object; check it, since after the commit it is too late."""
+        """Get a change from the chief's object; check it now, before it can be committed."""
         ref = stage.source.ref
         # An error of Ray says nothing about the change: the chief is gone, or Ray ends here.
         with contextlib.suppress(Exception):
@@ -322,7 +322,7 @@ class HostCopy:
 
     @staticmethod
     def _got(core: ForwarderCore, order: Order, call: Any) -> Any:
-        """Return another node's answer to a call; None, too, once the order is out of date."""
+        """Return another node's answer to a call, or None once the order is out of date."""
         while not ray.wait([call], timeout=_LOOK)[0]:
             if not core.follows(order):
                 return None

@@ -2,7 +2,7 @@
 
 The caller keeps sending everything that it wants, and each answer contains the node's whole state.
 No call depends on an earlier one: a call may be lost, overtake others, or reach a supervisor that
-Ray has restarted meanwhile. Only output is sent once: it is kept until the caller has seen it.
+Ray has restarted meanwhile. Answers contain all output that the caller has not yet seen.
 """
 
 import logging
@@ -86,7 +86,7 @@ class Found(NamedTuple):
 
 
 class Exchange:
-    """The supervisor's side. A node's run (children.py) uses it in place of `CallersSignals`."""
+    """The supervisor's side of the messages. Its run (children.py) uses it as `CallersSignals`."""
 
     def __init__(self) -> None:
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -148,7 +148,7 @@ class Exchange:
             self._bytes += len(text)
 
     def tell_result(self, result: object) -> None:
-        """Report what the chief returned, once. Nothing is reported if it returned elsewhere."""
+        """Report the chief's result, once; report nothing if the chief returned on another node."""
         if not self.wanted.led and self.found.result is None:
             self.note(result=ray.cloudpickle.dumps(result))
 

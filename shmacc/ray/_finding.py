@@ -2,9 +2,9 @@
 
 The owner is on the node of the chief that made it: if it were elsewhere, a cut link between these
 two nodes would stop rounds for all hosts. If the owner dies, the next chief that calls it makes
-another one on its own node. Ray must not restart an owner, since it would choose any node. Also,
-if the node that schedules a new owner is lost, Ray counts the owner as dead although it never ran;
-a restarted owner does not know the step, so it would refuse the very first round.
+another one on its own node. Ray must not restart an owner: it would choose any node. And if the
+node that schedules a new owner is lost, Ray would restart the owner although it never ran: as a
+restarted owner, it would not know the step, and refuse the group's first round.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def find_config(name: str, until: float) -> Config | None:
     """
     nodes = {f"{name}/host {node}": node for node in sorted(living_nodes(None, until))}
     calls: dict[Any, str] = {}
-    # Ask the owner; if it does not answer in a second, ask all hosts: some may be stopped.
+    # Ask the owner; if it does not answer in a second, ask all hosts, since some may be stopped.
     for parts, seconds, share in ([f"{name}/owner"], ANSWER, 0.5), (nodes, _CONFIG, 1.0):
         actors = {part: find_actor(part, until) for part in parts}
         calls |= {each.config.remote(): part for part, each in actors.items() if each is not None}
@@ -75,7 +75,7 @@ def groups_of(parameters: str, until: float) -> list[Config]:
     """Return the configs of the cluster's groups that belong to parameters of this name.
 
     Raises:
-        DeadlineExceededError: Ray's head does not answer. (Groups that do not are left out.)
+        DeadlineExceededError: Ray's head does not answer. (Groups that do not answer are left out.)
     """
 
     def ask() -> set[str]:
@@ -108,7 +108,7 @@ def check_unused(names: list[str], groups: list[str], nodes: set[str], until: fl
 
 
 def _used(names: list[str], actors: list[str]) -> dict[str, tuple[int, ...]]:
-    """Return which of these names living processes of this node use, and their pids.
+    """Return, for each of these names that is in use on this node, the pids of its living users.
 
     Processes that also use one of the names in `actors` do not count: they are groups' actors.
     """

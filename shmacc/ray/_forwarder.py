@@ -1,4 +1,4 @@
-"""The forwarder of a node: its loop, which goes on with the next owner if one is lost.
+"""The forwarder of a node: its loop, which goes on with the next owner if its owner is lost.
 
 One thread alone uses the segment and the core. It waits a moment for answers of the owner and of
 shards, looks at the segment, and does what the core asks for. While nothing happens, it reads only
@@ -81,7 +81,7 @@ class Incarnation:
         self._shipping: _Shipping | None = None
 
     def run(self) -> bool:
-        """Follow the owner until stopped; False: the owner knows a later incarnation."""
+        """Follow the owner until stopped; return False if the owner knows a later incarnation."""
         try:
             changed = due = time.monotonic()
             seen: object = None
@@ -125,7 +125,7 @@ class Incarnation:
     def _look_around(self, now: float) -> None:
         """Check for deaths, removed names, and how much of /dev/shm Ray's objects need.
 
-        It does so once a heartbeat, since it makes a system call for each attached process.
+        This happens once a heartbeat only, since it makes a system call per attached process.
         """
         if now >= self._around_at:
             self._around_at = now + self._heartbeat
@@ -154,7 +154,7 @@ class Incarnation:
                 asked.set_exception(error)
 
     def _count(self, what: str, number: int = 1) -> None:
-        """Add to a counter of ``shmacc-inspect show``; a death here loses at most this number."""
+        """Add to a counter of ``shmacc-inspect show``; a death here loses `number` at most."""
         self._counters[what][...] += number
 
     def _act(self) -> bool:  # noqa: C901  one case for each action
@@ -283,7 +283,7 @@ class _Shipping:
         self._calls: dict[Future[None], int] = {}
         self._again: list[tuple[float, int]] = []
         self._refused: set[int] = set()  # shards that could not keep their pieces
-        # Begin with a shard chosen by the host's name: not all hosts send to the same one first.
+        # Begin with a shard chosen by the host's name, so that not all hosts begin with the same.
         first = zlib.crc32(key.host.encode()) % len(hosts)
         for shard in sorted(self._left, key=lambda shard: (shard - first) % len(hosts)):
             self._send(shard)

@@ -1,4 +1,4 @@
-"""The chief's side: a group over many hosts, with the calls of a group on one."""
+"""The chief's side: a group over many hosts, with the calls of a group on one host."""
 
 import logging
 import uuid
@@ -54,7 +54,7 @@ class AccumulatorGroup:
         """Create the group on every node, or attach to the one that has this shared_name.
 
         This returns once every living node has its segment. If a node has just died, this takes
-        until Ray has noticed it.
+        until Ray has noticed the death.
 
         Args:
             members: As for ``shmacc.AccumulatorGroup``, but all dimensions must be known, except
@@ -228,10 +228,10 @@ class AccumulatorGroup:
     def set_global_step(self, new_global_step: int) -> None:
         """Set the step of all hosts; gradients stay. A lower step logs a warning.
 
-        With parameters, this is `advance_step`. Without, a new owner needs one of the two calls.
+        With parameters, this is `advance_step`. Without, a new owner waits for either call.
 
         Args:
-            new_global_step: The step; gradients of earlier steps are dropped from now on.
+            new_global_step: The step; from now on, applied gradients of earlier steps are dropped.
         """
         new = arguments.int64(new_global_step, "new_global_step")
         self._link.until_known("has_line", wait=Wait(PATIENCE))
@@ -242,7 +242,7 @@ class AccumulatorGroup:
     def advance_step(self, step: int) -> int:
         """Move on to a later step and drop gradients of older steps; return how many were dropped.
 
-        Without parameters, a restarted owner accepts any step.
+        Without parameters, a restarted owner accepts any step, since it knows no earlier step.
         """
         new = arguments.int64(step, "step")
         self._link.until_known("has_line", wait=Wait(PATIENCE))
@@ -309,7 +309,7 @@ class AccumulatorGroup:
 
     @property
     def running(self) -> bool:
-        """Whether nobody has called `finish`."""
+        """Whether the run goes on, since nobody has called `finish`."""
         return bool(self._link.call("running"))
 
     def cancel(self) -> None:
@@ -319,7 +319,7 @@ class AccumulatorGroup:
     def snapshot(self, *, timeout: float | None = PATIENCE) -> GroupTaken:
         """Return what a take of all gradients would return now, and change nothing.
 
-        This reads each living host at some instant during the call, but at different instants.
+        This reads each living host once during the call, but not all at the same instant.
 
         Raises:
             DeadlineExceededError: A host (see the message) did not answer within the timeout.
@@ -356,7 +356,7 @@ class AccumulatorGroup:
         return self._link.ask_hosts("stats", Wait(arguments.timeout(timeout)))[2]
 
     def _parts(self, wait: Wait) -> tuple[int | None, list[GroupPartial]]:
-        """Return the owner's step, and copies of living hosts' content, limited to its fence.
+        """Return the owner's step, and the contents of living hosts that are at its fence.
 
         If the owner moves on meanwhile, this asks all hosts again.
         """

@@ -24,7 +24,7 @@ _BUSY = 2.0  # seconds within which even a busy head answers
 _Answer = TypeVar("_Answer")
 
 _lock = threading.Lock()
-# By head and question: when it was asked, and its answer; removed when a caller gets the answer.
+# By head and question: the time of asking, and the answer; removed when a caller gets the answer.
 _open: dict[tuple[str, str], tuple[float, Future[Any]]] = {}
 _alive: tuple[str, set[str]] = "", set()  # a head, and the nodes in its last answer
 _hostnames: dict[str, str] = {}  # by node, including dead nodes

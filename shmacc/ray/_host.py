@@ -3,7 +3,7 @@
 Forwarder and shards share a process, so they die together, and the owner reaches all or none.
 Calls for shards have threads of their own, so that they do not delay the forwarder's heartbeat.
 
-`_memory.py` has what outlives the actor.
+What outlives the actor, such as the segment, is in `_memory.py`.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class HostActor:
     def serve(self) -> None:
         """Make the segment and follow the owner, until `end`. A second call ends the first call.
 
-        It also returns when the owner knows a later actor of this node, which replaces this one.
+        A call also returns when the owner knows a later actor of this node: it replaces this one.
         """
         with self._turn:
             self._calls += 1
@@ -157,8 +157,8 @@ class HostActor:
     def rows(self, shard: int, share: Share) -> Rows:
         """Return the numbers of the rows that a shard has in a round.
 
-        The values have another call: row numbers are small, and reach the chief while the values
-        are still being copied.
+        `values` is a separate call: row numbers are small, and reach the chief while the values are
+        still being copied.
         """
         return self._shards.of(shard).reduced(share).rows
 

@@ -55,12 +55,12 @@ class Link:
     """A chief's connection to the owner.
 
     The first call connects, if `join` or `connect` has not. Unpickling does not connect: Ray
-    unpickles a task's arguments itself, and a call of Ray at this time would wait for itself.
+    unpickles a task's arguments itself, and a call to Ray at this time would wait for itself.
 
     Attributes:
         name: The group's shared_name.
         closed: Whether this chief has let go of the group.
-        removed: Whether this chief has removed it.
+        removed: Whether this chief has removed the group.
         is_gone: Whether a call has found that this group was removed, and maybe replaced.
     """
 
@@ -138,7 +138,7 @@ class Link:
         self._hosts.pop(node, None)
 
     def call(self, method: str, *args: Any, until: float | None = None, **options: Any) -> Any:
-        """Call the owner, or its successor, until one answers; any call may be repeated.
+        """Call the owner, or its successor, until one answers; an owner may get a call twice.
 
         Raises:
             FailedPreconditionError: The handle is closed, or the group was removed.
@@ -281,9 +281,9 @@ class Link:
     def end(self, *, undo: bool = False) -> list[str]:
         """Remove the group; return the nodes that have not confirmed that they removed its names.
 
-        With `undo`, what nodes had before the group stays (`Memory.end`). The owner ends last, so
-        that no other chief can make one before. If another chief has already made a new group of
-        this name, the new group stays.
+        With `undo`, what nodes had before the group stays (`Memory.end`). The owner ends last: else
+        another chief could make an owner meanwhile. If another chief has already made a new group
+        of this name, the new group stays.
         """
         until = time.monotonic() + END
         config = self.connect(until)

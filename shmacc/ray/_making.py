@@ -138,7 +138,7 @@ def _chosen_nodes(hosts: object, until: float) -> frozenset[str] | None:
 
 
 def _check_differences(existing: Config, asked: Config) -> None:
-    """Refuse a group with other members or parameters, or lanes or capacity if `asked` has them."""
+    """Refuse a group whose members, parameters, or given lanes and capacity differ from `asked`."""
     pairs: list[tuple[str, object, object]] = [
         (f"member {name!r}", existing.members.get(name), asked.members.get(name))
         for name in sorted(existing.members.keys() | asked.members.keys())
@@ -163,8 +163,8 @@ def _wait_for_hosts(
     Before the group has `begun`, nodes change nothing: wait until they can have a segment, and
     return their copies of the parameters; return {} if another chief has begun the group.
 
-    An existing group goes on without a node that has a problem, except for this chief's node. Ray
-    needs 12 to 17 s to see that a node is dead.
+    If the group existed before, do not wait for nodes that report a problem, except for this
+    chief's node. Ray needs 12 to 17 s to see that a node is dead.
     """
     name = link.name
     while True:
@@ -195,9 +195,9 @@ def _wait_for_hosts(
 
 
 def _best_copy(link: Link, found: Mapping[str, Copy | None], *, refuses_others: bool) -> str:
-    """Return the node with the furthest copy, which a new group goes on with; else this node.
+    """Return the node whose copy is furthest: a new group goes on with it. Default: this node.
 
-    Of copies that groups have changed, only the latest count: the owner will learn one of these.
+    Of copies with a lineage, only those with the latest lineage count: the owner will learn it.
 
     Args:
         link: The link to the group.
@@ -236,9 +236,9 @@ def _best_copy(link: Link, found: Mapping[str, Copy | None], *, refuses_others: 
 
 
 def _begin_line(link: Link, params: Parameters, best: str, until: float) -> None:
-    """Begin a new line of changes with the copy of the `best` node, or if it is "", of this node.
+    """Begin a new line of changes with the copy of the node `best` ("": with this node's copy).
 
-    Do nothing if the owner has learned a line from copies like this one (_multihost/copies.py).
+    Do nothing if the owner has learned a line that this copy belongs to (_multihost/copies.py).
 
     Raises:
         DeadlineExceededError: Not all nodes have answered the owner.
@@ -253,7 +253,7 @@ def _begin_line(link: Link, params: Parameters, best: str, until: float) -> None
 
 
 def _wait_for_own_copy(link: Link, params: Parameters, until: float) -> None:
-    """Wait for the group's first change in this chief's copy: it shows that the actor uses it.
+    """Wait for the group's first change in this chief's copy: then the node's actor uses this copy.
 
     Raises:
         FailedPreconditionError: The actor changes an earlier copy, whose name was removed.

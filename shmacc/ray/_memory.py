@@ -168,8 +168,8 @@ class Memory:
         """Finish the segment; remove its name, and the name of the counters.
 
         Args:
-            undo: Whether the group could not be made. Then what existed before it stays, and a copy
-                of the parameters that was made for it is removed, too.
+            undo: Whether the group could not be made. Then what existed before stays, and a copy of
+                the parameters that was made for this group is removed.
         """
         if self.segment.exists and (self._made or not undo):
             self.segment.group.finish()

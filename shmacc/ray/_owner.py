@@ -64,7 +64,7 @@ class OwnerActor:
         return self._config
 
     async def place(self) -> tuple[Config, str]:
-        """Return the config and the owner's node; the first call starts everything."""
+        """Return the config and the owner's node; the first call starts the owner's tasks."""
         self._start()
         return self._config, ray.get_runtime_context().get_node_id()
 
@@ -83,7 +83,7 @@ class OwnerActor:
         return incarnation
 
     async def report(self, report: Report, serial: int) -> Order:
-        """Process a report; return the host's order once it differs from the one of `serial`."""
+        """Process a report; return the host's order once it differs from order number `serial`."""
         self._core.report(report, time.monotonic())
         self._wake()
         if self._core.has_resigned:
@@ -99,7 +99,7 @@ class OwnerActor:
         """Call a method of the core with the present time; wake calls that wait.
 
         If the answer says that the chief must wait, the method is called again at each change, for
-        at most `wait` seconds. Only methods that may be repeated are called in this way.
+        at most `wait` seconds. So `method` must do no harm if it is called more than once.
         """
 
         def answer() -> Any:
@@ -234,8 +234,8 @@ class OwnerActor:
             except ray.exceptions.RayTaskError as error:
                 self._leave_out(node, f"{type(error.cause).__name__}: {error.cause}")
                 await asyncio.to_thread(kill, actor)
-            # The actor's process has died, or Ray did not place the actor, since it did not know a
-            # node; or Ray's head is away. ValueError: an actor of this name is just ending.
+            # The actor's process has died; or Ray has not placed the actor, as the node is unknown;
+            # or Ray's head is away. ValueError: an actor of this name is just ending.
             except (*LOST, ValueError, DeadlineExceededError) as error:
                 enrolled = node in self._checked or not isinstance(error, DIED)
             except Exception:

@@ -74,7 +74,7 @@ class Parameters(LocalParameters):
         """Create this node's copy, or attach to it. The group makes the copies of other nodes.
 
         If nodes have copies from an earlier run, the group goes on with the furthest copy, and
-        `contents` only say what it must agree with, as on one host. A warning (logger ``shmacc``)
+        `contents` are only compared with this copy, as on one host. A warning (logger ``shmacc``)
         says which copy that is, and which copies it replaces.
 
         Args:
@@ -90,7 +90,7 @@ class Parameters(LocalParameters):
                 part of that group attached, or a chief waits for a round.
             keep: The most bytes of updates that each node keeps in Ray's object store for nodes
                 that have missed them. A node that has missed more gets a whole copy, while rounds
-                wait. None, and the most: a quarter of the copy's bytes.
+                wait. None: a quarter of the copy's bytes, which is also the maximum.
             unlink_on_close: Whether `close` removes the copies of all nodes.
 
         Raises:
@@ -190,7 +190,7 @@ class Parameters(LocalParameters):
         return True
 
     def restore(self, state: Mapping[str, ValueArray], *, timeout: float | None = None) -> None:
-        """Replace everything, on every node, by a result of `state` of these or equal parameters.
+        """Replace everything, on every node, by what `state` of these or equal parameters returned.
 
         This is a change between two rounds. The step goes up even if the saved state has a lower
         step: so gradients computed from the replaced parameters are stale everywhere. So a schedule
@@ -228,7 +228,7 @@ class Parameters(LocalParameters):
         )
 
     def unlink(self) -> None:
-        """Remove the copies' names on all nodes, even after `close`. Attached processes keep them.
+        """Remove the copies' names on all nodes, even after `close`. Attached copies stay usable.
 
         A node that cannot be reached within 30 s keeps its name; logger ``shmacc`` warns of this.
         """
@@ -249,7 +249,7 @@ _MADE: "weakref.WeakValueDictionary[int, Parameters]" = weakref.WeakValueDiction
 
 
 def parameters_of(members: Mapping[str, TensorSpec]) -> Parameters | None:
-    """Return the parameters over hosts that made these member specs; None: none made them."""
+    """Return the parameters over hosts that made these member specs; None: there are none."""
     tokens = {spec.parameters[0] for spec in members.values() if spec.parameters is not None}
     found = next((made for token in tokens if (made := _MADE.get(token)) is not None), None)
     if tokens and found is None:
@@ -291,7 +291,7 @@ def _change(
 
     Raises:
         DeadlineExceededError: The timeout passed; nothing was changed.
-        FailedPreconditionError: The round has ended, or the owner has died. The change may be made.
+        FailedPreconditionError: The round ended, or the owner died; the change may still be made.
     """
     call = uuid.uuid4().hex
     if wait.is_over():
@@ -326,9 +326,9 @@ def _change(
 
 
 def _withdrawn(link: Link, call: str, late: tuple[str, ...]) -> Any:
-    """Withdraw a change at its timeout, or if it is committed already, return the owner's answer.
+    """Withdraw a change at its timeout; if it is committed already, return the owner's answer.
 
-    If only the chief's own node does not make the change now, return a refusal.
+    If only the chief's own node has not made the change, return a `Refused` for this node.
     """
     answer = link.call("do", "withdraw", call, until=time.monotonic() + ANSWER)
     if not isinstance(answer, Staging | Told):

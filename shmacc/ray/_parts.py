@@ -63,7 +63,7 @@ LOST = (
 class Source:
     """The reference by which a node gets a change.
 
-    Were the bare reference an argument of the owner's call, Ray would first fetch the change there.
+    An argument that is a bare reference would make Ray fetch the change to the owner's node first.
     """
 
     ref: Any  # Ray's reference to the change
@@ -221,7 +221,7 @@ def connect(address: str | None = None) -> None:
     A run over hosts sets RAY_ADDRESS in its processes to the run's cluster.
 
     Raises:
-        FailedPreconditionError: The address begins with ``ray://``: it belongs to Ray Client.
+        FailedPreconditionError: The address begins with ``ray://``, which is for Ray Client.
     """
     if (address or os.environ.get("RAY_ADDRESS", "")).startswith("ray://"):
         raise FailedPreconditionError(_BY_CLIENT)
@@ -231,7 +231,7 @@ def connect(address: str | None = None) -> None:
 def check_connected(until: float | None = None) -> None:
     """Refuse a process that is not connected to Ray, or whose namespace differs from its node's.
 
-    In a process of a run over hosts, connect it.
+    If the process belongs to a run over hosts, connect it first.
     """
     if not ray.is_initialized():
         if RUN_VARIABLE not in os.environ:
@@ -283,7 +283,7 @@ State = tuple[int | None, int, dict[str, HostState], dict[str, int]]
 
 
 def check_version(expected: tuple[str, int]) -> None:
-    """Refuse a node whose library's version is not the `expected` one of the caller."""
+    """Refuse a node whose library has another version than the caller's, which is `expected`."""
     if expected != VERSION:
         raise FailedPreconditionError(
             "it has shmacc {} with layout version {}, and {} with {} is expected".format(

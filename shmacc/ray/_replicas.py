@@ -25,7 +25,7 @@ class _OfAllCopies(Atomic):
     """Updates that change the copies of all nodes. A node's actor undoes a half-done update."""
 
     def begin_with(self, tables: Mapping[str, TableEmbedding]) -> None:
-        """Give tables their first rows, if this node's copy is new: the group begins with it."""
+        """Give tables their first rows, if this node's copy is new: the group begins with them."""
         if not copies.look(self.arrays).lineage.term:
             super().begin_with(tables)
 
@@ -34,7 +34,7 @@ class _OfAllCopies(Atomic):
 
 
 class _Group(AccumulatorGroup):
-    """A group that another chief may remove."""
+    """A group that can tell whether another chief has removed it."""
 
     @property
     def is_gone(self) -> bool:

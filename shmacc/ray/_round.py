@@ -28,7 +28,7 @@ class Round(_core.GeneratorBlock[GroupTaken]):
     """A round over all hosts, for a ``with`` block; made by `AccumulatorGroup.round`.
 
     Entering waits for the gradients, and opens the round. The end of the block consumes them and
-    moves the step on. If the block raises, it does neither.
+    moves the step on. If the block raises, neither happens.
 
     Entering raises
 
@@ -39,7 +39,7 @@ class Round(_core.GeneratorBlock[GroupTaken]):
     * FailedPreconditionError: The owner was restarted and does not know the step until
       `set_global_step`; or it is gone; or this thread has a round of the group open.
     * AlreadyExistsError: In two steps without a round in between, two hosts accepted the same
-      contributor. (In one step this means that a worker has moved, and the step is void.)
+      contributor. (In the first of these steps, a worker may have moved: the step is void.)
     * FinishedError: The group is finished.
     * CancelledError: ``cancel()`` was called; or the owner has not heard from this process for
       ``timing.chief_lease``.
@@ -54,7 +54,7 @@ class Round(_core.GeneratorBlock[GroupTaken]):
     """
 
     # `__enter__` and `__exit__` must not be written in Python: an exception (Ctrl-C) before their
-    # first instruction would leave the round open, with its heartbeats.
+    # first instruction would leave the round open, and its heartbeats would go on.
 
     def __init__(
         self, link: Link, required: object, at_least: object, timeout: object, on_death: object

@@ -64,7 +64,7 @@ class Cluster:
 
     def __init__(self, run: str, plan: Plan, signals: CallersSignals, *, named: bool) -> None:
         self._run, self._named, self._limits, self._signals = run, named, plan.limits, signals
-        # Send a large plan to each node only once. (Ray's store loses it if this node is lost.)
+        # Store a large plan, so that each node gets it once. (Ray loses it if this node is lost.)
         self._workers, large = plan.workers, len(plan.chief) > _LARGE
         self._plan = ray.put(plan) if large else plan
         self._here = ray.get_runtime_context().get_node_id()
@@ -251,7 +251,7 @@ class Cluster:
         """Note that a supervisor was started; end the run if this happens too often.
 
         A restarted supervisor counts its processes' ends from 0. So without this check, processes
-        whose crash also kills it (out of memory, for example) would be restarted for ever.
+        whose crash kills the supervisor, too (out of memory, say), would be restarted for ever.
         """
         first, node.born = node.born == 0, born
         if first:

@@ -77,7 +77,7 @@ class Supervisor:
                 f"Ray's processes there have no {names.NAMESPACE_VARIABLE}, and those on the "
                 "caller's node have one"
             )
-        # `of_children` adds the run's name again: it puts a run's namespace inside this process's.
+        # Remove the run's name: `of_children` will add it to this process's namespace again.
         os.environ[names.NAMESPACE_VARIABLE] = outer.removesuffix(".")
         given = Path("/proc/self/environ").read_bytes()
         for variable in _BY_RAY:
@@ -119,7 +119,7 @@ class Supervisor:
                     if started is not None:
                         exchange.note(phase=Phase.IDLE)
                     exchange.wait_until(lambda: exchange.wanted.leaves)
-                # If this node has not taken a named run's namespace, the actors may be another's.
+                # If this node has not begun a named run, the actors may belong to an earlier run.
                 if exchange.wanted.turn == sys.maxsize and (started or not self._named):
                     end_actors(self._name)
                 _kill_workers_of_ray(self._namespace)

@@ -42,5 +42,5 @@ class Wait:
 
 
 def wait_for_all(calls: list[Any], until: float) -> list[Any]:
-    """Wait until all calls have ended, or this time (monotonic); return those that have ended."""
+    """Wait until all calls have ended, at most `until` (monotonic); return the ended calls."""
     return list(ray.wait(calls, num_returns=len(calls), timeout=left_until(until))[0])

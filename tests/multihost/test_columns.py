@@ -73,7 +73,7 @@ def divided(group: HostGroup, ends: object) -> _core.RoundResult:
 
 
 def test_a_divided_round_gives_columns_only_and_an_undivided_one_arrays_only() -> None:
-    """Only the columns have memory, so no member of a divided round can become an array."""
+    """A divided round has memory only for columns, so none of its members can become an array."""
     with HostGroup({"m": shmacc.TensorSpec((4000,), "float64")}) as group:
         assert group.apply({"m": np.ones(4000)}, 0)
         parts, whole = divided(group, [[4000]]), divided(group, None)

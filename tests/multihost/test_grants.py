@@ -29,7 +29,7 @@ def test_the_number_required_counts_gradients_of_all_hosts() -> None:
 
 
 def test_a_segment_without_gradients_is_held_too() -> None:
-    """Otherwise a gradient after the grant would be accepted, and be in no round."""
+    """If it were not held, a gradient that it accepts after the grant would be in no round."""
     table = Table("a", "b")
     assert table.apply("a", 1)
     table.ask(1)
@@ -42,7 +42,7 @@ def test_a_segment_without_gradients_is_held_too() -> None:
 
 
 def test_a_round_waits_for_hosts_that_have_reported_nothing_yet() -> None:
-    """They may have accepted a gradient since their last report."""
+    """Such a host may have accepted a gradient since its last report."""
     table = Table("a", "b")
     assert table.apply("a", 1)
     table.hear("a")

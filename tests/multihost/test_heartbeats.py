@@ -163,7 +163,7 @@ def test_only_hosts_outside_a_round_are_told_that_its_block_is_open() -> None:
 
 @pytest.mark.parametrize("hosts", [4, 60])
 def test_many_hosts_are_told_after_how_many_gradients_to_report(hosts: int) -> None:
-    """With few hosts the number is 1. Orders say it even while no chief waits."""
+    """With few hosts the number is 1. Orders contain it even while no chief waits."""
     names = [f"host{number}" for number in range(hosts)]
     table = Table(*names)
     for number, name in enumerate(names):

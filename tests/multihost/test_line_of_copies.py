@@ -342,7 +342,7 @@ def test_a_large_update_goes_to_no_more_hosts_at_a_time_than_already_have_it() -
 def test_a_chiefs_host_gets_a_checked_update_only_at_the_commit_if_others_have_it(
     others: str,
 ) -> None:
-    """Without another host it gets the update earlier; else the chief's death could lose it."""
+    """If there is no other host, it gets the update earlier: the chief's death must not lose it."""
     table = with_gradients("a", *others)
     table.open_block("a")
 
@@ -537,7 +537,7 @@ def test_an_update_does_not_wait_for_a_host_that_cannot_get_it_and_copies_it_lat
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_rounds_wait_for_a_host_that_is_behind_only_if_it_gets_a_whole_copy(*, whole: bool) -> None:
-    """During a whole copy more updates may come than other hosts keep, so rounds wait for it."""
+    """While it gets the copy, more updates may come than other hosts keep: so rounds wait."""
     table = with_a_host_that_lacks_the_update("a", "b")
     assert table.owner.leave("t", table.now, consume=True)
     table.settle()
@@ -711,7 +711,7 @@ def test_an_owner_that_hears_of_a_higher_term_resigns() -> None:
 
 
 def test_a_returning_host_gets_the_copy_of_the_group_that_began_anew() -> None:
-    """It had answered a higher term before, since the clock of the new owner was behind."""
+    """The host had answered a higher term before: the clock of the new owner is behind."""
     table = CopiesTable("a", term=9 << 20)
     (_, segment), memory = table.hosts.pop("a"), table.memory.pop("a")
     table.take_over(1 << 20, "b")

@@ -175,7 +175,7 @@ def test_a_contributor_that_stays_at_two_hosts_is_an_error_at_the_chief() -> Non
         assert table.owner.step == step + 1
     assert table.ask(3) == Conflict(7, ("a", "b"))
     table.owner.leave("t", table.now, consume=False)
-    # One of the two workers is ended, but it has applied in this step.
+    # One of the two workers of contributor 7 is ended, but it has already applied in this step.
     table.ask(3, "s")
     for host, contributor in (("a", 7), ("b", 7), ("c", 1), ("c", 2)):
         assert table.apply(host, contributor)
@@ -294,8 +294,8 @@ def test_gradients_applied_before_a_host_hears_of_advance_step_are_old() -> None
     assert table.owner.counters.voided == 0
 
 
-def test_gradients_before_a_new_segment_reaches_the_step_are_of_its_first_step() -> None:
-    """A new host's segment begins at step 0, and follows with the first order."""
+def test_gradients_that_a_new_segment_accepts_before_its_first_order_are_dropped() -> None:
+    """A new host's segment begins at step 0, and follows the owner with its first order."""
     table = Table("a", step=7)
     table.add("late", Segment())
     assert table.apply("late", 2)

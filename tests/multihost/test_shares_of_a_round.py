@@ -59,7 +59,7 @@ def test_a_group_of_only_sparse_or_dense_members_is_reduced_as_on_one_host(kind:
 def test_reducing_over_hosts_and_shards_equals_one_group(  # noqa: C901, PLR0912
     shards: int, request: pytest.FixtureRequest
 ) -> None:
-    """Members, counts, weights and contributors are equal to the bit, as sums are exact."""
+    """Members, counts, weights and contributors are equal to the bit, since the sums are exact."""
     random = np.random.default_rng(shards)
     flat = shmacc.AccumulatorGroup(SPECS)
     hosts = [HostGroup(SPECS, lanes=lanes) for lanes in (1, 2, 3)]

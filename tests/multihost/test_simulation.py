@@ -61,8 +61,8 @@ def test_a_job_with_the_same_seed_gives_the_same_figures() -> None:
 def test_updates_take_as_long_as_computed_by_hand(
     hosts: int, least: int, most: int, *, best: bool
 ) -> None:
-    # At best each node that has the update sends it on, so their number doubles in each turn. Nodes
-    # check it between turns. If they are chosen at random, some send it to two nodes at a time.
+    # At best each node that has the update sends it on: so in each turn twice as many nodes have
+    # it. They check it between turns. With random senders, some send to two nodes at a time.
     scenario = Scenario(hosts, 1, 20_000, rounds=2, shared=best, costs=FREE)
     cost, rows = InTime(scenario).finish(), scenario.update
     update = cost.update
@@ -77,7 +77,7 @@ def test_updates_take_as_long_as_computed_by_hand(
 
 @pytest.mark.parametrize(("updates", "copies"), [(False, 0), (True, 2)])
 def test_the_chiefs_node_sends_what_is_computed_by_hand(copies: int, *, updates: bool) -> None:
-    # The chief's node sends two thirds of its sums to other shards, and the update to both hosts.
+    # The chief's node sends two thirds of its sums, and the update, to the two other hosts.
     scenario = Scenario(3, 2, 500, 10_000, rounds=2, updates=updates, costs=FREE)
     sums, update = (10_000 * (1 - 0.95**of) * size for of, size in ((2, SUM_BYTES), (6, ROW_BYTES)))
     assert InTime(scenario).finish().out == pytest.approx(2 / 3 * sums + copies * update)

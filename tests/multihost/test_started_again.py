@@ -143,7 +143,7 @@ def test_a_restarted_owner_refuses_rounds_until_a_step_is_set() -> None:
 
 
 def test_a_restarted_owner_reports_no_step_until_one_is_set() -> None:
-    """But it reports the end of a run at once, since no step follows it."""
+    """But it reports at once that the run is finished, since no step will follow."""
     owner = OwnerCore(2, None, TIMING)
     assert owner.step_past(-1, 0.0) == NotReady()
     owner.set_global_step(3, "set", 0.0)
@@ -159,7 +159,7 @@ def test_a_restarted_owner_reports_no_step_until_one_is_set() -> None:
 
 
 def test_a_chief_that_is_in_its_block_gets_no_round_of_the_next_owner() -> None:
-    """It has a round of the first owner; its heartbeats must not bring it another."""
+    """The chief has a round of the first owner; its heartbeats must not ask for another round."""
     table = with_a_gradient_each("a", "b")
     table.opened(2)
     table.owner = OwnerCore(2, None, TIMING)
@@ -281,8 +281,8 @@ def test_a_restarted_forwarder_leaves_a_finished_segment_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_process_ends_the_run_while_its_forwarder_is_dead(step: int) -> None:
-    """The next forwarder knows no fence, and an order to reset may be on its way."""
+def test_the_run_ends_if_a_process_finishes_it_while_its_forwarder_is_dead(step: int) -> None:
+    """The next forwarder knows no fence, and its first order may be to reset the segment."""
     table = with_a_gradient_each("a", "b")
     segment = table.hosts["a"][1]
     segment.finished = True
@@ -293,7 +293,7 @@ def test_a_process_ends_the_run_while_its_forwarder_is_dead(step: int) -> None:
     assert isinstance(table.ask(1), Finished)
 
 
-def test_a_process_ends_the_run_while_another_owner_takes_over() -> None:
+def test_the_run_ends_if_a_process_finishes_it_while_another_owner_takes_over() -> None:
     table = with_a_gradient_each("a", "b")
     table.owner = OwnerCore(2, None, TIMING)
     table.owner.advance_step(3, table.now)

@@ -19,7 +19,7 @@ import shmacc.ray
 
 
 def train(folder: Path) -> tuple[str, int]:
-    """Train until machine 1 is behind, and crash; return the run and the newest copy's updates."""
+    """Train until machine 1 is behind; crash; return the run and the newest copy's update count."""
     nodes = Nodes()
     training = Replicated(nodes, "again", folder)
     with nodes.on(0):

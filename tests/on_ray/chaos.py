@@ -27,7 +27,7 @@ _LONG_SOAK = 300.0
 class Chaos:
     """Two trainings, and strikes against their parts. Only the fourth node is ever replaced.
 
-    The first training has two workers on each of four nodes, the one with many members has one.
+    On each of four nodes the first training has two workers, the one with many members one worker.
     After one strike of each kind, random strikes follow for `seconds`.
     """
 
@@ -141,7 +141,7 @@ class Chaos:
         assert "ended before its block" in self.chief.leave()
 
     def _have_a_long_block(self) -> None:
-        """Let the next block last longer than the lease, kept open by heartbeats."""
+        """Let the next block last longer than the lease: heartbeats must keep it open."""
         is_long = self._seconds >= _LONG_SOAK and self.happened["long blocks begun"]
         self.many.block = _LONG_BLOCK if is_long else BLOCK
 

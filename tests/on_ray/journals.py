@@ -109,7 +109,7 @@ class Journals:
         return found
 
     def enter(self, taken: Any, required: int, copy: int | None = None) -> None:
-        """Check a round against the journals: its gradients are computed from the update `copy`."""
+        """Check a round against the journals: its gradients must come from the update `copy`."""
         rows = taken["rows"]
         own = rows.indices[rows.indices < 10**9]
         counts = rows.row_counts[rows.indices < 10**9]
@@ -131,7 +131,7 @@ class Journals:
             self.consumed[gradient] = taken.step
 
     def _hold_others(self, taken: Any, own: list[int]) -> None:
-        """Check the members that most gradients leave out against the journals."""
+        """Check against the journals those members that most gradients leave out."""
         of_member: dict[str, list[float]] = {}
         for gradient in own if self.others else ():
             name = f"other {gradient % self.others}"
@@ -152,7 +152,7 @@ class Journals:
         """
         last = max(self.consumed.values(), default=-1)
         accepted = self.log("accepted").items()
-        # A second gradient of a contributor in a step returns True, and is not added.
+        # If a contributor applies twice in a step, the second apply returns True and adds nothing.
         of_rank = {(own // 1_000_000, step) for own, step in self.consumed.items()}
         return [
             own

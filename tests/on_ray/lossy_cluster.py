@@ -1,7 +1,7 @@
 """Rounds over nodes in network namespaces, with delay and loss between them.
 
 test_clusters_of_their_own.py runs it as a program: a process can connect to Ray only once, and
-this one does so from a namespace. The program kills workers and the actors of nodes in mid-round,
+this one does so from inside one. The program kills workers and the actors of nodes in mid-round,
 cuts a node off for a while, and kills a node. It writes a line of JSON.
 """
 

@@ -31,7 +31,7 @@ class Nodes:
     """A cluster whose nodes do not see each other's segments.
 
     `wires` gives each node a network namespace; without it nodes are at 127.0.0.2, 127.0.0.3, ...
-    Without `storage` Ray's head cannot be restarted. With an earlier `run` its memory is kept.
+    Without `storage` Ray's head cannot be restarted. With `run`, the memory of that run is kept.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def gone(self, number: int, *workers: int) -> Iterator[None]:
-        """Let a machine die, but not these processes; after the block another one replaces it."""
+        """Let a machine die, but not its `workers`; after the block another machine replaces it."""
         with self.without_ray(number, *workers):
             self._lose_memory(number)
             yield

@@ -109,7 +109,7 @@ def test_a_snapshot_equals_the_next_take(
 def test_parameters_of_one_host_are_not_updated_from_a_round_over_hosts(
     local: list[shmacc.AccumulatorGroup], group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    """Such a round is not final: after a death another chief would get other gradients."""
+    """A round over hosts is not final: after a death the next chief may get other gradients."""
     contents = {"rows": np.ones((100, 2), np.float32), "rest": np.ones(5)}
     step = group.global_step
     assert local[1].apply(gradient(1), step)
@@ -163,7 +163,7 @@ def test_a_group_is_found_by_its_name_and_by_its_pickle(
     def ask(given: shmacc.ray.AccumulatorGroup) -> tuple[int, str]:
         return given.global_step, repr(given)
 
-    # Ray unpickles the group in a thread where a call of Ray would never end.
+    # Ray unpickles the group in a thread where a call to Ray would never end.
     asked = ray.remote(num_cpus=0)(ask).remote(group)
     assert ray.get(asked, timeout=50) == (group.global_step, repr(group))
     gone = shmacc.ray.AccumulatorGroup.attach("asked")
@@ -232,7 +232,7 @@ def test_a_wait_longer_than_the_chiefs_lease_goes_on(nodes: Nodes) -> None:
 def test_a_take_that_fails_leaves_the_round_of_another_thread_open(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """The update in the other thread must find its round."""
+    """The other thread may be in its block: its update must still find the round."""
     assert local[1].apply(gradient(1), group.global_step)
     with group.round(1, timeout=60):
         thread, failures = wait_in_thread(lambda: group.take(1, timeout=0.2))
@@ -368,7 +368,7 @@ def alarm() -> None:
 def test_an_exception_at_any_line_leaves_no_round_open_and_loses_no_gradient(
     group: shmacc.ray.AccumulatorGroup, local: list[shmacc.AccumulatorGroup]
 ) -> None:
-    """The round's heartbeats end with the block."""
+    """The round's heartbeats end, too, when its block ends."""
     for number in itertools.count(1, 2):
         step = group.global_step
         assert local[0].apply(gradient(1), shmacc.NEVER_STALE, timeout=60)

@@ -84,7 +84,7 @@ def test_rounds_have_each_gradient_once_and_whole(
 
 
 def test_the_reduction_equals_one_group(nodes: Nodes) -> None:
-    """One host's segment gets all gradients, more than Ray sends within one message."""
+    """One host gets all gradients: more bytes than Ray sends within one message."""
     members = {
         "table": shmacc.IndexedSlicesSpec((10**6, 8), "float32"),
         "half": shmacc.TensorSpec((300, 100), "float16", reduction_type="CMEAN"),
@@ -199,7 +199,7 @@ def test_a_host_actor_that_dies_while_a_round_is_made_costs_no_step(
 def test_unlink_removes_the_names_of_a_node_whose_actor_is_started_again(
     nodes: Nodes, *, is_there: bool
 ) -> None:
-    """This process knows only the dead actor."""
+    """This process still knows the dead actor: `unlink` must look for its successor."""
     group = shmacc.ray.AccumulatorGroup(MEMBERS, "remade")
     assert len(group.stats()) >= 3
     part = f"remade/host {nodes.id(1)}"

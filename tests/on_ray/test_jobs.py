@@ -206,7 +206,7 @@ class Job:
         assert not list(self.folder.glob(".ray-token-*"))
         assert not self.names(), output
         assert not Path(f"/tmp/ray-{self.number}").exists()  # noqa: S108
-        # Ray's processes have that folder in their commands.
+        # Find Ray's processes by that folder: it is in their command lines.
         wait_for(lambda: not self.processes())
         return output
 

@@ -205,7 +205,7 @@ def _apply(nodes: Nodes, node: int, step: int, name: str = "kept") -> bool:
 
 
 def test_an_update_that_a_node_refuses_changes_no_copy(nodes: Nodes) -> None:
-    """All nodes refuse it, as all tables have the limit. The round stays open for a new update."""
+    """All nodes' tables have the limit that it exceeds. The round stays open for a new update."""
     contents = {"table": shmacc.TableSpec((2,), max_rows=3)}
     with (
         shmacc.ray.Parameters(
@@ -330,7 +330,7 @@ def test_ftrls_power_and_hosts_without_the_chiefs_node_are_refused(nodes: Nodes)
 
 
 def test_changes_end_by_their_timeout_while_a_part_is_stopped(nodes: Nodes) -> None:
-    """Without the chief's node others make the update. A restore is not made later."""
+    """The other nodes make the update. A restore that a stopped owner gets late is not made."""
     with _made("slow") as (params, group):
         own, owner = pid_of(f"slow/host {nodes.id(0)}"), pid_of("slow/owner")
         assert own is not None
@@ -380,7 +380,7 @@ def test_parameters_belong_to_one_group_and_replace_begins_both_anew(nodes: Node
 def test_a_copys_name_that_is_removed_is_made_again_once_nobody_has_the_copy(
     nodes: Nodes,
 ) -> None:
-    """Until then the node reports a problem: updates would not reach the attached copy."""
+    """While a process has it attached, the node reports a problem: the name leads to no copy."""
     with _made("gone") as (params, group):
         there = nodes.id(1)
         with nodes.on(1):

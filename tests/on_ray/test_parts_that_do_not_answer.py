@@ -213,7 +213,7 @@ def test_attaching_while_a_group_is_made_raises_not_found_until_it_succeeds(
 def test_a_chief_with_another_namespace_than_its_node_is_refused(
     nodes: Nodes, group: shmacc.ray.AccumulatorGroup
 ) -> None:
-    """Workers of its node would never find the segments that it makes."""
+    """Workers of its node would never find the segments that the chief makes."""
     said = f"'{nodes.namespace(1)}'.*'{nodes.namespace(0)}'"
     with nodes.on(1):
         for make in (

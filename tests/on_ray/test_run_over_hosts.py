@@ -372,7 +372,7 @@ class Program:
 
 
 def program_in(folder: Path, loop: str, name: str | None = None) -> str:
-    """Write the page's program with another loop and fewer processes; return its path."""
+    """Write docs' train.py with another loop and fewer processes; return the file's path."""
     text = TRAIN.read_text()
     for before, after in (
         ("while params.step < 300:", f"{loop}:"),

@@ -1,4 +1,4 @@
-"""A torch program trains over hosts, after a change of names, to the bits of one host."""
+"""A torch program needs only other names to train over hosts, with the same bits as on one."""
 
 import contextlib
 import copy

@@ -153,7 +153,7 @@ class Training:
             self.round(len(self.journals.homes))
 
     def settle(self, strikes: int) -> None:
-        """Make rounds with all parts back, and compare all rounds with the journals."""
+        """Make rounds once all parts are back; compare all rounds with the journals."""
         self.round_of_all()
         self._settle_doubt()
         before = set(self.journals.lost())

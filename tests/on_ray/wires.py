@@ -1,7 +1,7 @@
 """Networks with delay and loss: a network namespace for each node, and a process between them.
 
-Besides its loopback each namespace has a TUN device. A process of this module reads its packets,
-and delays, drops or passes them on. ``tc netem`` would do the same, but not every kernel has it.
+Besides its loopback each namespace has a TUN device. A process of this module reads the devices'
+packets, and delays, drops or passes them on. Not every kernel has ``tc netem``, which can do this.
 The packets are those of real TCP connections.
 """
 
@@ -43,12 +43,12 @@ def why_not() -> str | None:
 
 
 def as_root() -> list[str]:
-    """Return the words that let a command make namespaces if they stand before it."""
+    """Return a prefix for a command, which lets the command make namespaces."""
     return [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
 
 
 class Wires:
-    """Network namespaces, and the process between them; the calling thread enters the first.
+    """Network namespaces and the process between them; the calling thread enters namespace 0.
 
     `delay` is the mean time of a packet and its standard deviation, in seconds; `loss` is the share
     of packets that is lost.
@@ -82,7 +82,7 @@ class Wires:
         return f"{_NETWORK}.{number + 2}"
 
     def wire(self, node: int) -> int:
-        """Return a node's namespace: a node beyond the last namespace replaces the node in it."""
+        """Return a node's namespace; nodes that are added later share the last namespace."""
         return min(node, self.number - 1)
 
     def _enter(self, number: int) -> None:

@@ -188,7 +188,7 @@ def write(findings: Iterable[Finding]) -> None:
 
 
 def show(wanted: str) -> None:
-    """Print the run that leads to a case's error, as the lines of the model that it executes."""
+    """Print the run that leads to a case's error: the lines of the model, as they are executed."""
     (case,) = [case for case in read_cases() if f"{case.model}/{case.name}" == wanted]
     with tempfile.TemporaryDirectory(prefix="shmacc-model-") as name:
         directory = Path(name)

@@ -200,7 +200,7 @@ def _block(params: Any, group: Any, required: int, *, updates: bool) -> Any:
 
 
 def _bare_calls(taken: Any, senders: list[Any], keepers: list[Any], *, updates: bool) -> None:
-    """Time the same transfers as a round's by bare Ray calls, and the update by NumPy."""
+    """Time a round's transfers made by bare Ray calls, and its update made by NumPy."""
     with _clock("bare means"):
         ray.get([sender.send.remote(keepers) for sender in senders])
         ray.get([keeper.hand_out.remote() for keeper in keepers])
@@ -245,7 +245,7 @@ def _processor_seconds() -> float:
 
 
 def _bare(taken: Any, shards: int, rows: int) -> tuple[list[Any], list[Any], int]:
-    """Make senders and keepers with as many bytes as a round; return them and the bytes sent."""
+    """Make senders and keepers that send as many bytes as a round; return them and that number."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     size = 0
     senders = []

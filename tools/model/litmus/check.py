@@ -2,11 +2,11 @@
 """Runs herd7 over the litmus tests of the protocol's memory order.
 
 ``check.py`` checks every test and each of its broken variants against the memory models of C++,
-AArch64 and x86-64, and prints in which models the forbidden outcome is possible. The exit status is
-1 if the outcome is possible in a test as it is, or if it is not possible for a broken variant in
-exactly the models that the variant names. ``--record`` notes in README.md which version of the
-tests was checked. ``check.py --show commit_twice/BROKEN_NO_STORE_BARRIER`` prints herd7's input and
-output. This needs only herd7, of herdtools7.
+AArch64 and x86-64, and prints in which models the forbidden outcome is possible. A broken variant
+names the models in which it must be possible; in a sound test it must be impossible. The exit
+status is 1 if any result differs. ``--record`` notes in README.md which version of the tests was
+checked. ``check.py --show commit_twice/BROKEN_NO_STORE_BARRIER`` prints herd7's input and output.
+This needs only herd7, of herdtools7.
 """
 
 import argparse

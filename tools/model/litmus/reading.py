@@ -72,7 +72,7 @@ class Litmus:
 
 
 def read_all() -> list[Litmus]:
-    """Return all tests of the file."""
+    """Return all tests of the file `tests.litmus`."""
     _, *parts = re.split(r"^# (\w+)\n", TESTS.read_text(), flags=re.MULTILINE)
     return [Litmus(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
 

@@ -1,4 +1,4 @@
-"""Writes litmus tests for herd7, in C or in the instructions that compilers emit for it."""
+"""Writes litmus tests for herd7: in C, or in the instructions that compilers emit for the C."""
 
 import re
 
@@ -34,7 +34,7 @@ class AArch64:
     """Writes one process's instructions for AArch64.
 
     Attributes:
-        at_first: Initial values of registers. X0 and the next ones have the words' addresses.
+        at_first: Initial values of registers. X0, X1, ... have the addresses of the words.
         succeeded: Values of registers in the runs that count (see `exchange`).
     """
 
@@ -61,7 +61,7 @@ class AArch64:
         return [f"{load} W1{register},[{self._address[word]}]"]
 
     def exchange(self, register: str, word: str, value: str) -> list[str]:
-        """Return LDAXR and STLXR, which order less than SWPAL; count no run whose STLXR fails."""
+        """Return LDAXR and STLXR, which order less than SWPAL; ignore runs whose STLXR fails."""
         status = 20 + len(self.succeeded)
         self.succeeded.append(f"X{status}=0")
         address = self._address[word]
@@ -77,7 +77,7 @@ class AArch64:
 
 
 class X86:
-    """Writes x86-64: plain moves, since only loads may overtake earlier stores; see `AArch64`."""
+    """Writes x86-64: plain moves, since only loads overtake earlier stores. See `AArch64`."""
 
     head = "X86_64"
     _REGISTERS = ("ax", "bx", "cx", "dx")

@@ -37,7 +37,7 @@ def round_of(owner: int, chief: int, *machines: int) -> str:
 
 _UPDATE = staged(0, 0, 0, 1).partition("decide update; ")[0] + "decide update; "
 _STAGED = _UPDATE + talk(0, 0, 1) * 2
-# Machine 0 makes a round alone (`_ALONE`). Then an owner leads on machine 1, which has not seen it.
+# Machine 0 makes a round alone (`_ALONE`). Then the owner is on machine 1, which lacks this round.
 _ALONE = "silent 1; o0 lease_ends host1; " + round_of(0, 0, 0)
 _LEADS = "lost 0; join 1; c1 find?; m1 report 1; m1 report 1; o1 learning_ends; m1 report 1; "
 # While an update is staged, Ray declares owner 0's machine dead, but the machine still runs.

@@ -55,7 +55,7 @@ class Scenario:
     longest: float = 3600.0  # simulated seconds after which the job is stopped
 
     def rows(self, gradients: int) -> float:
-        """Return the expected number of different rows that so many gradients touch together."""
+        """Return the expected number of different rows that this number of gradients touches."""
         return self.table * (1 - (1 - self.touched / self.table) ** gradients)
 
     def shipped(self, gradients: int) -> float:
@@ -133,15 +133,15 @@ class Network:
         yield max(free, began + seconds + self._latency)
 
     def arrival(self, sender: int, size: float, ready: float) -> float:
-        """Return when a large message would arrive, if nothing else does."""
+        """Return when a large message would arrive, if the receiver gets no other."""
         return max(ready, self._out_free[sender]) + size / self._bandwidth + self._latency
 
 
 class Stored:
     """An object in Ray's store, which hosts get from hosts that have it.
 
-    As in Ray, a host gets the object from a random one of the hosts that have all of it by then. At
-    best (`shared`) a host gets it from the first that can send it, even if that one lacks it yet.
+    As in Ray, a host gets the object from a random host that has all of it by then. At best
+    (`shared`), it waits for the host that can send first, which may still be getting the object.
     """
 
     def __init__(self, network: Network, world: World, home: int, size: float) -> None:

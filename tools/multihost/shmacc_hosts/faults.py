@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shmacc._multihost.messages import Fence
 
 CHOICES = {"raise", "restore", "differs", "refuse", "lease", "withdraw", "clock"}
-"""Faults that are steps of other parts: of a chief, a machine, or (as a lease ends) an owner.
+"""Faults that are steps of other parts: of a chief, a machine, or an owner (the end of a lease).
 
 "clock" means that a new owner's clock is behind the clocks of all earlier owners.
 """
@@ -112,7 +112,7 @@ class Faults:
         self._failed("frozen").machines[number].frozen = True
 
     def lost(self, number: int) -> None:
-        """Lose a machine. In a timeless world Ray strikes it off its list at once, else later."""
+        """Lose a machine. In a timeless world Ray notices this at once, else later."""
         world = self._failed("lost")
         self.end_zombie(number)
         if world.timeless:
@@ -163,7 +163,7 @@ class Faults:
         self.world.machines[what[0]].workers.pop(what[1])
 
     def twin(self, what: tuple[int, int, int]) -> None:
-        """Start a worker on another machine, although it still runs here."""
+        """Start a worker on another machine, too, so that it runs twice."""
         machines = self._failed("moved").machines
         machines[what[2]].workers.append(Worker(machines[what[0]].workers[what[1]].contributor))
 

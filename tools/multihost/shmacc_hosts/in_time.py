@@ -117,11 +117,11 @@ class InTime(Clocked):
         return 0.0
 
     def _first(self, at: int) -> bool:
-        """Whether a host gets its first parameters, whose time does not count."""
+        """Whether a host gets its first parameters: this transfer's time does not count."""
         return self.world.machines[at].memory.lineage.term == 0
 
     def _pull(self, at: int) -> Work:
-        """Transfer an update to a host, and check it there, unless it is already committed."""
+        """Transfer an update to a host; then check it there, but not if it is committed already."""
         if self._first(at):
             return
         yield from self._stored.pull(at, self.random, shared=self.scenario.shared)
@@ -165,7 +165,7 @@ class InTime(Clocked):
     # Work and messages
 
     def send(self, message: Message) -> None:
-        """Plan when a message arrives. Before an answer is sent, it takes the owner's time."""
+        """Plan when a message arrives. The owner needs time before it sends an answer."""
         contributors = 0
         if message.kind == "report" and message.data[2].batch is not None:
             contributors = len(message.data[2].batch.contributors)

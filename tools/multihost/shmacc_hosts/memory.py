@@ -86,7 +86,7 @@ class Segment:
         return core.next_action()
 
     def follow(self, core: ForwarderCore, action: Action) -> None:
-        """Do an action on the segment, and tell the core; HOLD, SHIP and STOP are not for this."""
+        """Do an action on the segment, and tell the core; not for HOLD, SHIP and STOP."""
         match action:
             case Do.RELEASE, _:
                 self.held = False
@@ -111,7 +111,7 @@ class Memory:
     begun: int = 0  # the step that the segment must reach before its gradients count
     step: int = 0  # the parameters' step
     torn: bool = False  # whether a change of the copy has begun, and has not ended
-    # The update for which the segment's step was last moved: workers must see it.
+    # The update for which the segment's step was last moved: workers at this step must see it.
     needs: tuple[int, int] | None = None
     promise: int = 0  # the highest term that the machine's actors have answered
     copies: int = 0  # how many machines had the owner's lineage when this one last had it
@@ -152,7 +152,7 @@ class Ledger:
         self.consumed: dict[int, int] = {}  # by gradient: the step of its round
 
     def content(self, opened: Opened) -> list[Gradient]:
-        """Return the gradients of a round; an empty batch was not shipped."""
+        """Return the gradients of a round; a batch that was not shipped is empty."""
         return [g for member in opened.members for g in self.shipped.get(member.key, ())]
 
     def consume(self, opened: Opened, step: int) -> list[Gradient]:

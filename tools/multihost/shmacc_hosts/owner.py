@@ -26,12 +26,12 @@ class Owner(OwnerCore):
     """An owner on a machine. The world checks its line, its rounds, and its answers to chiefs.
 
     Attributes:
-        line: The path of the copies with its lineage.
+        line: The path of the copies that have the owner's lineage.
         updates: By call: the update that the owner has committed for it.
         opened: The path and the step at which the last block was opened.
-        known_dead: Whether Ray knows that it is dead.
-        parked: Reports that wait for an order, by number: the machine, host and incarnation that
-            sent it, the serial of its last order, and the time until which the report waits.
+        known_dead: Whether Ray knows that the owner is dead.
+        parked: Reports that wait for an order, by number. Each has its machine, host, incarnation,
+            the serial of the host's last order, and the time until which the report waits.
         calls: Waiting calls, by chief: the call, the serial at its last try, its time limit.
         answered: How many calls it has answered.
     """

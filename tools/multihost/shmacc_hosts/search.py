@@ -118,7 +118,7 @@ def is_done(world: World) -> bool:
 def may_stand_still(world: World) -> bool:
     """Whether rounds may stand still: the last step is reached, or something blocks them.
 
-    No owner leads, or no chief on a machine with the owner's copy reaches the owner.
+    They are blocked if no owner leads, or if no chief on a machine with its copy reaches it.
     """
     owner, last = world.registered, world.last_step
     if owner is None or not owner.leads or not owner.line or last is None or owner.step >= last:
@@ -150,7 +150,7 @@ def begun(machines: int = 2) -> World:
 
 
 def moved_on(world: World, what: str) -> None:
-    """Take the steps whose names begin as in `what`; a name with "?" is skipped if impossible."""
+    """Take the steps whose names begin with the parts of `what`; skip "...?" if impossible."""
     for wanted in filter(None, (each.strip() for each in what.split(";"))):
         steps = {str(step): step for step in nexts(world)}
         name = wanted.rstrip("?")

@@ -68,7 +68,7 @@ _PLAIN = {int, bool, str, float, type(None), frozenset, Fence, Lineage, Copy}
 
 
 def copied(one: Any, made: dict[int, Any] | None = None) -> Any:
-    """Return a deep copy of a world or of a part; `made` has the copies of objects by id."""
+    """Return a deep copy of a world or part; `made` has the copies so far, by the original's id."""
     made = {} if made is None else made
     kind = type(one)
     if kind in _COPIED:

@@ -48,7 +48,7 @@ class Clocked:
         self._planned: dict[tuple[str, int], dict[Step, tuple[float, float]]] = {}
 
     def all_of(self, works: Iterable[Work]) -> Work:
-        """Do several works at the same time."""
+        """Do several pieces of work at the same time."""
         each = list(works)
         gate = Gate(len(each))
         for work in each:
@@ -91,7 +91,7 @@ class Clocked:
             self.at(waits, lambda: self.start(work, done))
 
     def plan(self, parts: Iterable[Any]) -> None:
-        """Plan the steps that are possible now; forget planned steps that are not any more."""
+        """Plan the steps that are possible now; drop planned steps that no longer are."""
         now = self.world.now
         for part in parts:
             where = part.part, part.number
@@ -119,7 +119,7 @@ class Clocked:
         return due, math.inf
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Let so many seconds pass; stop after an event once `until()` is true."""
+        """Let this many seconds pass; stop after an event once `until()` is true."""
         world, end = self.world, self.world.now + seconds
         self.plan(world.parts)
         while self._events and not until():
@@ -164,7 +164,7 @@ class AtRandom(Clocked):
     Args:
         rates: How often each kind of fault strikes. For `EVENTS`: times a second. For the others: a
             probability, of "drop", "double" and "late" for each message, of "slow" for each change
-            of a copy, of `CHOICES` whenever there is the choice. "strikes" is the probability that
+            of a copy, of `CHOICES` each time there is a choice. "strikes" is the probability that
             events strike right after the owner has changed something, when much is unfinished.
     """
 

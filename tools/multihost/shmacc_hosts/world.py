@@ -189,7 +189,7 @@ class World:
             to.call(number, call, self.now + self.parks)
 
     def may_call(self, chief: Chief, owner: Owner) -> bool:
-        """Whether a chief may call: always if time passes, in a search only if it has an effect."""
+        """Whether a chief may call: in a search, only if the call has an effect; else always."""
         if not self.timeless:
             return True
         if not owner.alive or not self.reach(chief.machine, owner.machine):
@@ -214,7 +214,7 @@ class World:
         return next((c for c in self.chiefs if c.ticket == ticket and c.alive), None)
 
     def maker(self, stage: Stage) -> Chief | None:
-        """Return the chief that makes a change; None: the chief is dead, or has dropped it."""
+        """Return the chief that makes a change; None: it is dead, or no longer makes the change."""
         name, call = stage.source
         chief = self.chiefs[name[0]]
         return chief if chief.alive and (chief.name, chief.made) == (name, call) else None
@@ -232,7 +232,7 @@ class World:
         return None if found is None or found.known_dead else found
 
     def find_owner(self, machine: Machine, *, is_behind: bool = False) -> Owner:
-        """Return the owner that Ray knows; without one, make it, with a clock of its own."""
+        """Return the owner that Ray knows; if there is none, make one, with a clock of its own."""
         if self.registered is None:
             number = len(self.owners)
             clock = 0 if is_behind else 1
