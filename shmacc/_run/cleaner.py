@@ -34,7 +34,7 @@ class Job:
         token: The text that marks the run's processes.
         folder: The folder of the names.
         namespace: The namespace of the names.
-        named: Whether the run has a name. Then names stay if the run's process is killed.
+        named: Whether the run has a name. If so, names stay when the run's process is killed.
     """
 
     def __init__(self, token: str, folder: str, namespace: str, named: bool) -> None:
@@ -94,7 +94,7 @@ def remove_names(job: Job, inner: list[str]) -> None:
     """Remove the names in the job's namespace, and in the namespaces `inner`.
 
     If the run is unnamed, also remove names in namespaces that begin with the job's. They belong to
-    failed runs inside this run. Its namespace is random, so nobody can go on with these runs.
+    failed inner runs, with which nobody can go on, since the outer run's namespace was random.
     """
     for file in os.listdir(job.folder):
         namespace, colon, _ = file.removeprefix("sem.").removeprefix("shmacc.").partition(":")

@@ -36,7 +36,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
     """Remove a leftover; return the removed names, including its semaphore's.
 
     The leftover is judged again, and stays if it is in use by now. Two cleaners at once do no harm:
-    the second does not find the name. To clean a run's record is to clean the whole run.
+    the second does not find the name. A run's record is cleaned with the whole run.
 
     Args:
         leftover: The leftover.
@@ -57,7 +57,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         if semaphore is None:
             return _clean_run(name) if name.is_of_run else _clean_segment(name)
         return _clean_semaphore(name, semaphore[1])
-    # NotFoundError is a FileNotFoundError, too. Unfinished files are not shmacc's, since version 1.
+    # NotFoundError is a FileNotFoundError, too. Since 1.0, unfinished files are other programs'.
     except (FileNotFoundError, UnfinishedError):
         return ()
     except OSError as error:

@@ -192,8 +192,8 @@ def _rows_of_tables(seen: Observation) -> int | None:
 def is_misnamed(name: SegmentName, made_as: str) -> bool:
     """Whether a file was renamed, copied or linked since it was made.
 
-    Then its name is not `made_as`, the written form of the shared_name in the segment. It is shown
-    by its file's name, since copies and links have the same content.
+    Then its name is not `made_as`, the written form of the shared_name in the segment. Such a
+    segment is shown by its file's name, since copies and links have the same content.
     """
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 
@@ -205,7 +205,7 @@ def regions_of(seen: Observation) -> tuple[Region, ...]:
     for number, member in enumerate(seen.config["members"]):
         for state in tables_of(seen, number):
             for region, at in layout.REGIONS.items():
-                if number == 0 or at >= layout.REGIONS["index 0"]:  # a lane's own regions: once
+                if number == 0 or at >= layout.REGIONS["index 0"]:  # count a lane's own once
                     reserved[region] += state["reserved"][at]
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
             used["slots"] += (

@@ -3,7 +3,7 @@
 No lock is taken, so the reads are not of one instant. `steady` tells that there was no commit
 meanwhile: then the state, the queue and the processes belong together.
 
-A process has a pid in its own pid namespace, and others in the namespaces around it. Its entry has
+A process has a pid in its own pid namespace, and another in each namespace around it. Its entry has
 the pid of its own namespace. If a process asks who holds a record lock, the kernel answers with the
 pid in the asker's namespace. So a process's presence lock, which proves that it lives, also tells
 its pid here; and the holder of the segment's lock is the living process with the same pid. A
@@ -257,7 +257,7 @@ def _held_by(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> Loc
 def _blame(lock: LockState) -> tuple[bool, bool, float]:
     """Return a sort key: the lock that keeps the other locks' owners waiting comes first.
 
-    A take holds the locks of the first lanes while it waits for one that a stopped process holds.
+    A take holds the locks of the first lanes while it waits for a lock of a stopped process.
     """
     since = math.inf if lock.since is None else lock.since
     return lock.condition not in HALTED, bool(lock.condition), since
@@ -270,7 +270,7 @@ def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess |
             (each for each in attached if each.alive and each.pid_is_here and each.pid == pid), None
         )
     elsewhere = [each for each in attached if each.alive and not each.pid_is_here]
-    # A process that applies or takes owns the lock; but other operations need the lock too.
+    # Prefer a process whose activity is under the lock. Other activities also lock now and then.
     under_it = [each for each in elsewhere if each.activity in layout.UNDER_THE_LOCK]
     candidates = under_it or elsewhere
     return candidates[0] if len(candidates) == 1 else None

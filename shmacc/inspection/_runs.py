@@ -128,8 +128,8 @@ class Run:
         """Return the roles whose process may still attach to a segment.
 
         Args:
-            attached: The pids, in their own namespaces, of the living processes that have it
-                attached.
+            attached: The pids, in their own namespaces, of the living processes that have the
+                segment attached.
         """
         lately = time.time() - _STARTS_FOR
         return [
@@ -263,7 +263,7 @@ class Runs:
     held: str | None = None
 
     def __init__(self, look: Look | None = None) -> None:
-        """Read no record before it is asked for; if `look` is None, the first read makes one."""
+        """Read no record before it is asked for; if `look` is None, the first read makes a look."""
         self._look = look
         self._found: dict[str, Run | None] = {}
 

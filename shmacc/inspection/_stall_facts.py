@@ -3,17 +3,17 @@
 What an idle process will do cannot be seen from outside. But its entry, and the record of its death
 or failure, have its roles (`Role`). A process that has begun to take is a *taker*; a process that
 has begun to apply is an *applier*. Once there are takers, nobody else is expected to take: other
-processes' calls postpone nothing. A taker is not expected to take any more if another taker
+processes' calls postpone no verdict. A taker is not expected to take any more if another taker
 attached after its last take. The same holds for appliers, but new ones may come at any time: a
-process that is neither may still send its first gradient, but not if it attached before an applier
+process without a role may still send its first gradient, but not if it attached before an applier
 was lost, or if it has let rounds pass for `LONG_IDLE`.
 
-A process that attached after the last taker (or applier) was lost may replace it. It has
-`AT_THE_START` to do so (or `LONG_IDLE`: a first gradient takes longer). If it came later than
-`REPLACED_WITHIN`, it counts only once it takes (or applies): else visitors would hide the loss.
+A process that attached after the last taker (or applier) was lost may replace it. A taker must do
+so within `AT_THE_START`, an applier within `LONG_IDLE`. A process that came `REPLACED_WITHIN` after
+the loss counts only once it takes (or applies): else visitors would hide the loss.
 
 How long nothing moves is counted from the last calls of takers and appliers, and from when waiting
-processes attached. It is not counted from the start of waits, which a process may often repeat.
+processes attached. It is not counted from the start of a wait, since processes repeat short waits.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ class Facts:
     def lost(self) -> list[DepartedProcess]:
         """Processes that died or failed, as far as recorded, in order of time.
 
-        `at` says when a process was last there; `is_attached`, whether its entry still is.
+        `at` says when a process was last there; `is_attached`, whether its entry is still there.
         """
         found: dict[str, DepartedProcess] = {}
         for event in self.seen.events:
@@ -145,7 +145,7 @@ class Facts:
             known = found.get(gone.pid_label)
             found[gone.pid_label] = replace(gone, at=known.at if known else at)
         for one in self.seen.processes:
-            if one.alive:  # it may have failed, and goes on; perhaps in another pid namespace
+            if one.alive:  # not lost, even if it failed; events may have its own namespace's pid
                 own_pid = self.seen.identities[one.entry][1]
                 found.pop(one.pid_label, None)
                 found.pop(pid_label(own_pid, is_here=False), None)
@@ -247,7 +247,7 @@ class Facts:
         if waits_for_a_take(process):
             return self.waits_no_more(process)
         if any(take.entry == process.entry for take in self.seen.queue if take.alive):
-            # A process that both takes and applies may do so in two threads, or in turn.
+            # This taker may still apply, in another thread or in turn, if it has ever applied.
             return applies(process) and not self.killed
         if applies(process) or takes(process):
             return applies(process)
@@ -258,7 +258,7 @@ class Facts:
         return not (let_pass and self.is_long(process.attached_at))
 
     def waits_no_more(self, process: AttachedProcess) -> bool:
-        """Whether a stopped process's wait may be over, as it has not applied at this step yet."""
+        """Whether a stopped process's wait may be over: it has not applied at this step yet."""
         return waits_for_a_take(process) and is_halted(process) and not self._has_applied(process)
 
     def nobody_applied_for_long(self) -> bool:

@@ -129,7 +129,7 @@ def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
         name = names.parse_segment_file(os.path.basename(target.removesuffix(_DELETED)))
         with contextlib.suppress(OSError):  # it was closed meanwhile
             status = os.stat(link)  # does not open the file
-            # The process may have closed the file and opened another one under its number.
+            # The process may have closed the file and reused the descriptor's number.
             if name is not None and status.st_dev == device and status.st_nlink == 0:
                 if status.st_ino not in marked:
                     is_marked = _is_marked(link)

@@ -1,4 +1,4 @@
-"""Inspection finds all segments, accuses only by proof, and removes only what is unused."""
+"""Inspection finds all segments, reports proved faults only, and removes only what is unused."""
 
 import fcntl
 import itertools
@@ -339,7 +339,7 @@ def test_check_notes_rows_that_it_could_not_compare(monkeypatch: pytest.MonkeyPa
 
 
 def test_check_needs_less_memory_than_the_segment() -> None:
-    """This must hold for any number of rows, even for a false one that a damaged segment claims."""
+    """This must hold for any number of rows, even a false number in a damaged segment."""
     number = 500_000
     with shmacc.SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
         acc.apply_grad(np.arange(number), np.ones((number, 1), np.float32))

@@ -292,7 +292,7 @@ def accused(stall: Stall) -> set[int]:
 
 
 def becomes(name: str, kind: StallKind, *, proved: bool) -> None:
-    """Wait until the verbs report exactly this of a segment."""
+    """Wait until exactly this standstill of a segment is reported."""
     try:
         until(lambda: stalled(name) == [(kind, proved)])
     except AssertionError:
