@@ -61,7 +61,7 @@ class Surroundings(NamedTuple):
 
     Attributes:
         environment: Environment variables for the call.
-        before: Variables that packages read when they are loaded; set when Python is executed.
+        before: Variables that are set when Python is executed, since packages read them early.
         parent: The pid of its parent; 0 if its parent is a forkserver.
         mask: The child's signal mask.
         cpus: The processors that it may use; None: all.

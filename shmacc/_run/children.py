@@ -118,7 +118,7 @@ class _Process:
                 status = self._process.exitcode
             if status == _LOST_BY_FORKSERVER:
                 status = None
-            # If a new process has this pid, the group is gone: a group's number is not reused.
+            # If a process has this pid now, it is new: the number was free, so the group is gone.
             if not os.path.exists(f"/proc/{self.pid}"):
                 cleaner.kill_group(self.pid)
         return status

@@ -48,7 +48,7 @@ class Cleaner:
             dict(os.environ),
             [],
             file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
-            setsid=True,  # so that a terminal's Ctrl-C does not reach it
+            setsid=True,  # so that a terminal's Ctrl-C does not reach the cleaner
         )
 
     def _forked(self, end: int) -> int:

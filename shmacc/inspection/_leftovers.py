@@ -76,7 +76,7 @@ def leftovers(
 
 
 def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Leftover]:
-    """List semaphores whose segment is gone, or could not be judged.
+    """List semaphores whose segment is gone, and semaphores that could not be judged.
 
     `meant` gets a segment's name and the semaphore's file name, and says whether to judge it.
     """

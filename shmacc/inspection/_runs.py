@@ -101,7 +101,7 @@ class Run:
         return pid_label(self.facts.parent if self.facts else None, is_here=True)
 
     def remedy(self, stall: Stall) -> Stall:
-        """Return a standstill in this living run, with a remedy that fits the run."""
+        """Return this stall of a segment of this living run, with a remedy that fits the run."""
         if (stall.command or "").startswith("kill "):
             return stall
         if self.stopped:

@@ -189,7 +189,7 @@ class Facts:
 
     @cached_property
     def could_take(self) -> list[AttachedProcess]:
-        """The living processes that may take next, given that no process waits to take."""
+        """The living processes that could take next; ask only if no process waits to take."""
         if self.takers:
             return self.takers
         idle = [each for each in self.alive if not waits_for_a_take(each)]
@@ -213,7 +213,7 @@ class Facts:
         return came > since and in_time and self.now - came < patience
 
     def nobody_took_for_long(self) -> bool:
-        """Whether a take is overdue, given that no living process may take."""
+        """Whether a take is overdue; ask only if no living process could take."""
         seen = self.seen
         last = max(seen.last_took, seen.last_applied) if self.loss is None else self.loss
         if self.takers_are_known:
@@ -258,18 +258,18 @@ class Facts:
         return not (let_pass and self.is_long(process.attached_at))
 
     def waits_no_more(self, process: AttachedProcess) -> bool:
-        """Whether a stopped process's wait may be over: it has not applied at this step yet."""
+        """Whether a stopped process may be past its wait: it has not applied at this step yet."""
         return waits_for_a_take(process) and is_halted(process) and not self._has_applied(process)
 
     def nobody_applied_for_long(self) -> bool:
-        """Whether gradients are overdue, given that no living process may apply."""
+        """Whether gradients are overdue; ask only if no living process could apply."""
         head, seen = self.head, self.seen
         assert head is not None  # noqa: S101
         patience = AFTER_GRADIENTS if seen.state["counters"]["applied"] else AT_THE_START
         since = max(head.since, seen.last_applied)
         if self.now - since >= (AFTER_A_DEATH if self.killed else patience):
             return True
-        # A take that is retried with a short timeout never waits for long.
+        # Retries with short timeouts never wait for long: count from when their process attached.
         return self.is_long(max([seen.last_applied, *(each.attached_at for each in self.taking)]))
 
     # -- how long ----------------------------------------------------------------------------------

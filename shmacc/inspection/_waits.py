@@ -27,7 +27,7 @@ from shmacc.inspection._stall_facts import (
 
 
 class _Words(NamedTuple):
-    """The parts of messages about processes that perhaps do not meet a need."""
+    """Words for messages about processes that could meet a need, but perhaps do not."""
 
     kind: StallKind
     could: str
@@ -240,7 +240,7 @@ def suspected(facts: Facts) -> Stall | None:
 
 
 def _known_ones_do_not(facts: Facts, need: Need) -> Stall | None:
-    # An applier must idle for long: it may just be back. Calls of a taker's other threads do not count.
+    # An applier must idle for long: it may just be back. A taker need not: other threads may call.
     is_idle = facts.is_quiet if need.words is _GRADIENTS else _is_in_no_call
     idle = [each for each in need.known if is_idle(each)]
     if idle:

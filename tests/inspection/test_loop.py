@@ -25,7 +25,7 @@ LARGE: Final = 2**21  # numbers
 
 @pytest.fixture(autouse=True)
 def segments() -> Iterator[None]:
-    """Make an accumulator and its parameters, which the test does not have attached."""
+    """Make an accumulator and its parameters; the test itself has attached neither."""
     ConditionalAccumulator(np.float32, [4], job.NAME).close()
     Parameters({"w": np.zeros(4, np.float32)}, PARAMS, optimizer=SGD(0.5)).close()
     yield

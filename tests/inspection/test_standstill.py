@@ -35,7 +35,7 @@ def make_group() -> shmacc.AccumulatorGroup:
 
 @pytest.fixture(autouse=True)
 def segment(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Make a segment, sparse by default, which the test does not have attached."""
+    """Make a segment, sparse by default; the test itself has not attached it."""
     getattr(request, "param", make_sparse)().close()
     yield
     inspection.remove(NAME, force=True)

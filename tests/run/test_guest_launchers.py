@@ -35,7 +35,7 @@ def _python(setting: str) -> Launcher:
 
 
 def _make(command: list[str]) -> list[str]:
-    """Make's recipes run in a shell of their own."""
+    """Return a command that runs this one in a recipe of `make`, which starts a shell for it."""
     recipe = shlex.join(command).replace("$", "$$")
     return ["make", "--silent", f"--eval=go: ; @{recipe}", "go"]
 

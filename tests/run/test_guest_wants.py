@@ -59,7 +59,7 @@ LIMITED: Final = """
 def test_a_run_short_of_a_resource_goes_on_once_it_is_back(
     want: str, way: str, guest: Guests
 ) -> None:
-    """The kernel counts processes by user: AS_USER has no others."""
+    """The kernel counts processes by user, so this program's user has no others."""
     guest.folder.chmod(0o777)
     launcher: Launcher = AS_USER if want == "processes" else list
     limit = "6, 1, 1000" if want == "processes" else "7, 3, 1024"
