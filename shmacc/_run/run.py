@@ -152,7 +152,7 @@ def supervise(
         asked: How often a process may be restarted, and how long the run's end may take.
         name: The run's name.
         arranged: Adds the caller's options to a child's surroundings.
-        ended: Is called with a call when a process that made this call has ended.
+        ended: Called when a process has ended, with the call that it made.
     """
     starter = Starter(context, calls)
     roles = [str(call) for call in calls]

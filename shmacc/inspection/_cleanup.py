@@ -179,7 +179,7 @@ def _remove_viewed(
     name: SegmentName, view: _core.SegmentView, *, force: bool, rehearse: bool
 ) -> None:
     if view.links > 1 and is_misnamed(name, view.config()["name"]):
-        # Marking the segment as removed would also remove the name that it was made with.
+        # A removal marks the whole segment as removed: its original name would be gone, too.
         raise DataLossError("it is a link to another segment").about(name.system_name)
     used = view.used
     if not rehearse:

@@ -135,7 +135,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
         owner=owner,
         owner_uid=status.st_uid,
         mode=status.st_mode & 0o7777,
-        # st_blocks counts 512 bytes, whatever the file system's blocks are.
+        # st_blocks counts units of 512 bytes, whatever the file system's block size is.
         bytes_reserved=status.st_blocks * 512,
         **known,
     )
@@ -199,7 +199,7 @@ def is_misnamed(name: SegmentName, made_as: str) -> bool:
 
 
 def regions_of(seen: Observation) -> tuple[Region, ...]:
-    """Add up the regions of all lanes and members; the offset is the first lane's and member's."""
+    """Add up the regions of all lanes and members; each offset is that of the first one's region."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):

@@ -38,7 +38,7 @@ def resolve(name: str) -> SegmentName:
         return whole
     run, _, rest = name.partition("/")
     outer = names.current_namespace()
-    # If the outer namespace is long, the run's begins with only a part of it.
+    # If the outer namespace is long, the run's has only a part of it, and `run` is the whole.
     for namespace in (f"{outer}.{run}" if outer else run, run):
         if rest and names.is_namespace(namespace) and _has_record(namespace):
             return names.name_under(namespace, names.segment_name(rest).written_name)

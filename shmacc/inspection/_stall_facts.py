@@ -247,7 +247,7 @@ class Facts:
         if waits_for_a_take(process):
             return self.waits_no_more(process)
         if any(take.entry == process.entry for take in self.seen.queue if take.alive):
-            # This taker may still apply, in another thread or in turn, if it has ever applied.
+            # It waits in a take, but if it has ever applied, another thread of it may apply now.
             return applies(process) and not self.killed
         if applies(process) or takes(process):
             return applies(process)

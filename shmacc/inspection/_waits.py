@@ -358,7 +358,7 @@ def _why_nobody_takes(facts: Facts) -> str:
 
 
 def _who_never_came(facts: Facts) -> str:
-    """Say which processes are gone that neither took nor applied: one may have meant to take."""
+    """Say which processes are gone without having taken or applied: perhaps one was to take."""
     gone = [each for each in facts.lost if not takes(each) and not applies(each)]
     return f"; {pids(_labels(gone))} {_are(gone)} gone" if gone else ""
 

@@ -79,7 +79,7 @@ def _train(
 
 
 class Digits(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A dense network; if `kind` is sparse, its input is the mean of table rows, one a pixel."""
+    """A dense network; if `kind` is sparse, its input is the mean of one table row per pixel."""
 
     def __init__(self, kind: str) -> None:
         """Make the model, with the same weights each time."""
