@@ -192,14 +192,14 @@ def _rows_of_tables(seen: Observation) -> int | None:
 def is_misnamed(name: SegmentName, made_as: str) -> bool:
     """Whether a file was renamed, copied or linked since it was made.
 
-    Then its name is not `made_as`, the written form of the shared_name in the segment. Such a
+    If so, its name is not `made_as`, the written form of the shared_name in the segment. Such a
     segment is shown by its file's name, since copies and links have the same content.
     """
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 
 
 def regions_of(seen: Observation) -> tuple[Region, ...]:
-    """Add up the regions of all lanes and members; each offset is that of the first one's region."""
+    """Add up the regions of all lanes and members; the offset is that of the first such region."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):

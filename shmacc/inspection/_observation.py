@@ -139,9 +139,9 @@ def identity(entry: Participant) -> tuple[int, int, int]:
 def attached_process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
-    # If the process is in this pid namespace, its entry has the right pid. (The kernel may name
-    # another process, which holds a lock while it reads the file.) If it lives in another
-    # namespace, the kernel has just told its pid here. If it is dead: 0, its pid may be reused.
+    # In this pid namespace, take the pid from the entry: the kernel may name a process that holds a
+    # lock only while it reads the file. If the process lives in another namespace, the kernel has
+    # just told its pid here. If it is dead, take 0: another process may have its pid by now.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0

@@ -8,9 +8,9 @@ attached after its last take. The same holds for appliers, but new ones may come
 process without a role may still send its first gradient, but not if it attached before an applier
 was lost, or if it has let rounds pass for `LONG_IDLE`.
 
-A process that attached after the last taker (or applier) was lost may replace it. A taker must do
-so within `AT_THE_START`, an applier within `LONG_IDLE`. A process that came `REPLACED_WITHIN` after
-the loss counts only once it takes (or applies): else visitors would hide the loss.
+A process that attached after the last taker (or applier) was lost may replace it. It has
+`AT_THE_START` to take, or `LONG_IDLE` to apply, which takes longer at first. If it came later than
+`REPLACED_WITHIN`, it counts only once it takes (or applies): else visitors would hide the loss.
 
 How long nothing moves is counted from the last calls of takers and appliers, and from when waiting
 processes attached. It is not counted from the start of a wait, since processes repeat short waits.

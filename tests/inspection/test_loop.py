@@ -97,7 +97,7 @@ def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None
     assert departed["reason"] == "ValueError: a bad batch"
     labels = [each["labels"] for each in samples("shmacc_failure_timestamp_seconds")]
     assert [one["pid"] for one in labels] == [str(pid) for pid in pids]
-    # The label is only the type: a text may have byte counts, and each new text begins a series.
+    # The label is only the type: texts have byte counts and file names, and each would be a series.
     assert [one["reason"] for one in labels] == ["ValueError", "OSError", "OSError"]
 
 

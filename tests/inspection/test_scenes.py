@@ -1,7 +1,7 @@
 """All verbs agree on which processes are attached, what they do, and what is wrong.
 
 Each scene is played alone, beside processes that came before, and beside processes that came later.
-These are idle, or read and save again and again. The answer names only the process at fault.
+Such bystanders idle, or read and save again and again. The answer names only the process at fault.
 """
 
 import re

@@ -147,7 +147,7 @@ def _child_of(pid: int) -> int:
 @needs_pid_1
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_run_as_pid_1_leaves_no_zombies(way: str, guest: Guests) -> None:
-    """Each killed worker has started processes, which its caller inherits."""
+    """Each killed worker has started processes, which pid 1, the caller of `run`, inherits."""
     program = guest(
         """
         from pathlib import Path
