@@ -90,7 +90,7 @@ class Run:
 
     @property
     def named(self) -> bool:
-        """Whether the run can go on; True if that is not known."""
+        """Whether the run has a name, and so can go on; True if that is not known."""
         return self.facts is None or self.facts.named
 
     @property

@@ -79,7 +79,7 @@ def namespaces(namespace: str | None) -> Callable[[str | None], bool]:
 
 
 def meant(pattern: str, namespace: str | None) -> Callable[[SegmentName, str], bool]:
-    """Return a function that tells, by a segment's name and a file's name, whether the file is meant.
+    """Return a function that tells, by a segment's and a file's name, whether the file is meant.
 
     A pattern that begins like a system name matches system names only: a shared_name may look like
     another segment's system name. Other patterns match shared_names. They match ``RUN/NAME`` only
