@@ -3,8 +3,8 @@
 This program runs beside the run's own process, so that it can act when that process is killed. Each
 run starts it, so it imports little, and nothing of this library. The run's process sends it lines:
 ``+PID`` when a process group begins, ``-PID`` when the group has ended; and at the end ``remove``,
-with further namespaces, or ``keep``, which say whether to remove the names. It answers with the
-pids that it has killed.
+with further namespaces to clear, or ``keep``, if the names must stay. It answers with the pids that
+it has killed.
 
 It notices the death of the run's process by a pidfd, or because its own parent changes. The end of
 its standard input is no sign: processes that the program forks keep the other end open.

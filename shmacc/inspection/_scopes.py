@@ -17,7 +17,7 @@ _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
 def resolve(name: str) -> SegmentName:
     """Return the segment that a name means, whether it exists or not.
 
-    A name that begins like a system name is always taken for a system name. Otherwise the same name
+    A name that begins like a system name is always taken for a system name: else the same name
     could mean different segments at different times, and `remove` could remove the wrong one. So an
     accumulator whose shared_name begins like that can be named only by its system name. Likewise,
     ``RUN/NAME`` is a name in a run if there is such a run.

@@ -161,7 +161,7 @@ def test_no_line_wraps(taker: Apart, columns: int) -> None:
         assert max(map(len, tables)) <= columns, "\n".join(tables)
         if sums[0] in arguments:
             assert "Most touched rows" in terminal.text()
-            # Text that continues on the next line loses no word.
+            # Join the lines of a wrapped text: no word of it may be lost.
             unwrapped = re.sub(r"\n {14}", " ", terminal.text())
             assert f"gradients that pid {taker.pid} waits for" in unwrapped
     for segment in (group, parameters, arrays):

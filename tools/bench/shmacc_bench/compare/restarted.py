@@ -36,7 +36,7 @@ class Restarted:
         self._processes = {role: self._started(role) for role in roles}
 
     def start_again(self) -> str | None:
-        """Restart the processes that have ended; if one ended too often, return which, in words."""
+        """Restart the processes that have ended; return in words which one ended too often, if any."""
         for role, process in self._processes.items():
             if process.exitcode is None:
                 continue
