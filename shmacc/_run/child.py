@@ -216,7 +216,7 @@ def main(packed: Packed, surroundings: Surroundings, answer: Answer) -> None:
 def _set_up(surroundings: Surroundings) -> None:
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)  # before Python 3.12, a forked child keeps the parent's
+    signal.set_wakeup_fd(-1)  # before Python 3.12, a fork keeps an event loop's descriptor
     _connect(surroundings.output)
     os.environ.update(surroundings.environment)
     # Processes forked from here on inherit this mark. Executed programs have a variable as a mark.

@@ -270,7 +270,7 @@ def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess |
             (each for each in attached if each.alive and each.pid_is_here and each.pid == pid), None
         )
     elsewhere = [each for each in attached if each.alive and not each.pid_is_here]
-    # Prefer a process whose activity is under the lock. Other activities also lock now and then.
+    # Prefer a process that applies or takes: it owns the lock. Other operations need it, too.
     under_it = [each for each in elsewhere if each.activity in layout.UNDER_THE_LOCK]
     candidates = under_it or elsewhere
     return candidates[0] if len(candidates) == 1 else None

@@ -1,4 +1,4 @@
-"""A run survives a short lack of descriptors or processes, but not at its first start.
+"""A run survives a short lack of descriptors or processes; at a first start, it raises.
 
 The tests set the kernel's limits, so that everything that a start needs is refused.
 """
