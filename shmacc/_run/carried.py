@@ -8,9 +8,9 @@ from shmacc._run import child
 
 
 def call(pickled: bytes, *first: Any) -> Any:
-    """Call the pickled function with the arguments `first`, then with its pickled arguments.
+    """Call the pickled function once, with the arguments `first` and then the pickled arguments.
 
-    The result or exception will be pickled by value, too: the program may define its class.
+    The child pickles the result or exception by value, too: the program may define its class.
     """
     function, args = pickle.loads(pickled)  # noqa: S301  the run's own process wrote it
     by_value = sys.modules.get("ray.cloudpickle")  # loaded if the pickle needs it

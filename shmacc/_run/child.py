@@ -6,9 +6,9 @@ in processes that the child started. The length at the front is written last: so
 killed child wrote only in part does not count.
 
 A child leads its own process group, so Ctrl-C in a terminal does not reach it. It ignores the
-signals with which a terminal stops a background group, and so do processes that it starts. The
-kernel kills it when its parent dies (PR_SET_PDEATHSIG). The child then checks that the parent did
-not die before it asked for this. The kernel does not kill what the child started: cleaner.py does.
+signals with which a terminal stops a background group, and so do processes that it starts. It asks
+the kernel to kill it when its parent dies (PR_SET_PDEATHSIG), then checks that the parent has not
+died before. The kernel does not kill what the child started: cleaner.py does.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Call(NamedTuple):
         rank: The worker's rank; -1 for the chief.
         function: The function that is called.
         args: The arguments of the call.
-        answers: Whether the child sends an outcome. A program that replaces it (exec) does not.
+        answers: Whether the child sends an outcome. After exec, the new program sends none.
     """
 
     role: str
@@ -61,7 +61,7 @@ class Surroundings(NamedTuple):
 
     Attributes:
         environment: Environment variables for the call.
-        before: Variables that packages read when they are loaded; set when Python is executed.
+        before: Variables that are set when Python is executed, since packages read them early.
         parent: The pid of its parent; 0 if its parent is a forkserver.
         mask: The child's signal mask.
         cpus: The processors that it may use; None: all.
@@ -93,7 +93,7 @@ class Program(NamedTuple):
     def load(self) -> None:
         """Import the program as ``__mp_main__`` (as multiprocessing does) and ``__main__``."""
         main = sys.modules["__main__"]
-        # A forkserver may have imported it already; a frozen program begins with its import.
+        # A forkserver may have imported the program; a frozen child begins by running it.
         if main.__name__ == "__mp_main__" or getattr(main, "__file__", None) == self.path:
             return
         process.current_process()._inheriting = True  # type: ignore[attr-defined]  # noqa: SLF001
@@ -140,7 +140,7 @@ class Answer:
     """A file in memory for what a child returns or raises."""
 
     def __init__(self, descriptor: int) -> None:
-        try:  # use a number above standard error's; a program that replaces the child lacks it
+        try:  # use a number above standard error's; exec closes the descriptor
             self._descriptor = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
         finally:
             os.close(descriptor)
@@ -151,7 +151,7 @@ class Answer:
         return _from_parent, (reduction.DupFd(self._descriptor), self._parents)
 
     def write(self, *outcome: object) -> None:
-        """Write the outcome: "returned", result; or "raised", last, told, pickled (`was_raised`).
+        """Write ("returned", result), or ("raised", last, told, pickled); see `was_raised`.
 
         Raises:
             OSError: The outcome could not be written; the file is left empty.
@@ -216,7 +216,7 @@ def main(packed: Packed, surroundings: Surroundings, answer: Answer) -> None:
 def _set_up(surroundings: Surroundings) -> None:
     for number in (signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)  # before Python 3.12, a fork keeps its parent's event loop's
+    signal.set_wakeup_fd(-1)  # before Python 3.12, a fork keeps an event loop's descriptor
     _connect(surroundings.output)
     os.environ.update(surroundings.environment)
     # Processes forked from here on inherit this mark. Executed programs have a variable as a mark.
@@ -273,7 +273,7 @@ def _raise(error: BaseException, answer: Answer) -> None:
         answer.write("raised", last.strip(), whole.removesuffix(last), pickled)
     except OSError:  # a limit on file sizes, for example
         told.print()
-        with suppress(OSError):  # then only the status says that it failed
+        with suppress(OSError):  # if this fails, too, only the exit status tells
             answer.write("raised", last.strip(), "", b"")
 
 

@@ -2,7 +2,7 @@
 
 Other code may reap the children: a launcher may let the process that calls `run` ignore SIGCHLD, or
 a handler or thread of the program may wait for any child. So a pidfd tells that a child has ended,
-and its answer tells the outcome. The exit status is asked for, too, but may be lost.
+and the child's answer tells the outcome. The exit status is asked for, too, but may be lost.
 
 A child leads its own process group, and the whole group is ended with the child. The kernel does
 not reuse a group's number while the group has a member, or while its leader is not reaped.
@@ -97,7 +97,7 @@ class _Process:
                     os.kill(self.pid, number)
 
     def handles(self, number: int) -> bool:
-        """Return whether the process handles a signal that would end it otherwise."""
+        """Return whether the process has a handler for this signal."""
         with suppress(OSError):
             for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines():
                 if line.startswith("SigCgt:"):
@@ -105,7 +105,7 @@ class _Process:
         return False
 
     def collect(self) -> int | None:
-        """Kill the ended process's group; return the process's status, or None if it is lost."""
+        """Kill the ended process's group; return the process's status, or None if lost."""
         status: int | None = None
         try:
             end = os.waitid(os.P_PID, self.pid, _LOOKED_AT)
@@ -118,13 +118,13 @@ class _Process:
                 status = self._process.exitcode
             if status == _LOST_BY_FORKSERVER:
                 status = None
-            # If a new process has this pid, the group is gone: members would keep the number used.
+            # If a process has this pid now, it is new: the number was free, so the group is gone.
             if not os.path.exists(f"/proc/{self.pid}"):
                 cleaner.kill_group(self.pid)
         return status
 
     def close(self, status: int | None) -> None:
-        """Close what this process has open for the child."""
+        """Close the descriptors that `run`'s process holds for this ended process."""
         popen = self._process._popen  # noqa: SLF001  else multiprocessing asks for the status
         popen.returncode = _LOST_BY_FORKSERVER if status is None else status
         self._process.close()
@@ -354,12 +354,12 @@ class Run:
         return told
 
     def _end(self) -> None:
-        """End the remaining processes: by the signal that came, then by SIGTERM, then SIGKILL."""
+        """End the remaining processes: by the signal that came (if any), SIGTERM, then SIGKILL."""
         first = (self._signals.ended_by,) if self._signals.ended_by else ()
         for number in (*first, signal.SIGTERM, signal.SIGKILL):
             for child in self._children:
                 child.send(number)
-                child.send(signal.SIGCONT)  # a stopped process would not see it
+                child.send(signal.SIGCONT)  # a stopped process would not act on the signal
             last = number == signal.SIGKILL
             deadline = time.monotonic() + (_KILLED if last else self._limits.grace)
             while time.monotonic() < deadline:

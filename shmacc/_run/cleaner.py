@@ -3,8 +3,8 @@
 This program runs beside the run's own process, so that it can act when that process is killed. Each
 run starts it, so it imports little, and nothing of this library. The run's process sends it lines:
 ``+PID`` when a process group begins, ``-PID`` when the group has ended; and at the end ``remove``,
-with further namespaces, or ``keep``, which say whether to remove the names. It answers with the
-pids that it has killed.
+with further namespaces to clear, or ``keep``, if the names must stay. It answers with the pids that
+it has killed.
 
 It notices the death of the run's process by a pidfd, or because its own parent changes. The end of
 its standard input is no sign: processes that the program forks keep the other end open.
@@ -34,7 +34,7 @@ class Job:
         token: The text that marks the run's processes.
         folder: The folder of the names.
         namespace: The namespace of the names.
-        named: Whether the run has a name. Then names stay if the run's process is killed.
+        named: Whether the run has a name. If so, names stay when the run's process is killed.
     """
 
     def __init__(self, token: str, folder: str, namespace: str, named: bool) -> None:
@@ -94,7 +94,7 @@ def remove_names(job: Job, inner: list[str]) -> None:
     """Remove the names in the job's namespace, and in the namespaces `inner`.
 
     If the run is unnamed, also remove names in namespaces that begin with the job's. They belong to
-    failed runs inside this run. Its namespace is random, so nobody can go on with these runs.
+    failed inner runs, with which nobody can go on, since the outer run's namespace was random.
     """
     for file in os.listdir(job.folder):
         namespace, colon, _ = file.removeprefix("sem.").removeprefix("shmacc.").partition(":")

@@ -168,7 +168,7 @@ def _run_over_hosts(asked: argparse.Namespace, program: list[str], workers: int)
         if given:
             raise InvalidArgumentError(f"{option} is not there with --ray")
     try:
-        hosts = importlib.import_module("shmacc.ray._run")  # late: it imports this package
+        hosts = importlib.import_module("shmacc.ray._run")  # late: that module imports this package
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(f"--ray needs Ray, the extra 'ray': {error}") from error
     call = hosts.pickled("program", _become, (program, os.getcwd()))

@@ -48,7 +48,7 @@ class Cleaner:
             dict(os.environ),
             [],
             file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
-            setsid=True,  # so that a terminal's Ctrl-C does not reach it
+            setsid=True,  # so that a terminal's Ctrl-C does not reach the cleaner
         )
 
     def _forked(self, end: int) -> int:
@@ -74,7 +74,7 @@ class Cleaner:
         self._send(f"-{pid}\n")
 
     def _send(self, line: str) -> None:
-        with suppress(OSError):  # it was killed
+        with suppress(OSError):  # the cleaner was killed
             self._socket.sendall(line.encode(), socket.MSG_NOSIGNAL)
 
     def finish(self, *, remove: bool) -> None:
@@ -89,13 +89,13 @@ class Cleaner:
         self._send(" ".join(["remove", *inner]) + "\n" if remove else "keep\n")
         answer, poll = b"", select.poll()
         poll.register(self._socket, select.POLLIN)
-        with suppress(ConnectionResetError):  # it was killed before it has read all
+        with suppress(ConnectionResetError):  # the cleaner was killed before it read all
             while not answer.endswith(b"\n") and poll.poll(1000 * _ANSWER):
                 read = self._socket.recv(4096)
                 if not read:
                     break
                 answer += read
-        if not answer.endswith(b"\n"):  # it was killed, or is stopped
+        if not answer.endswith(b"\n"):  # the cleaner was killed, or is stopped
             answer = " ".join(map(str, cleaner.end(self._job))).encode()
             if remove:
                 cleaner.remove_names(self._job, inner)

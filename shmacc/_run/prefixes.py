@@ -82,7 +82,7 @@ class Prefixes:
                             self._write(end, read)
                     if prefix in cut or b"over" in told:
                         self._write(end, b"\n" if self._kept[end] else b"")
-                except BrokenPipeError:  # nobody reads it any more: the processes get this error
+                except BrokenPipeError:  # nobody reads our output: give the processes this error
                     poll.unregister(end)
                     os.close(end)
                     del self._ends[end]
@@ -98,7 +98,7 @@ class Prefixes:
             while text:
                 try:
                     text = text[self._to(number, text) :]
-                except BlockingIOError:  # other processes may have made it non-blocking
+                except BlockingIOError:  # another process made the output non-blocking
                     select.select((), (number,), (), _LAST)
         except BrokenPipeError:
             raise

@@ -95,7 +95,7 @@ def kept(
     Args:
         namespace: The namespace of the run's children.
         roles: The run's processes: "chief", "worker 0", ...
-        called: How `run` was called; None: by this process.
+        called: How `run` was called; None: by this process's command line.
         named: Whether the run has a name.
         restarts: How often each process may be started again within 60 seconds.
 
@@ -143,7 +143,7 @@ def kept(
 def _folder() -> str:
     try:
         return os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # the folder was removed
         return ""
 
 

@@ -62,7 +62,7 @@ def run(
     are passed on to the children, and take effect here when the children have ended; a second
     signal kills the children. SIGUSR1 and SIGUSR2 are passed on to children that have a handler;
     Ctrl-Z stops the children, too. Your own handlers are called within 0.1 seconds; an exception
-    from one ends the run and is raised. Afterwards your handlers and mask are restored. If this
+    from a handler ends the run and is raised. Afterwards handlers and mask are restored. If this
     process is killed, the children and what they started are killed, and the names are removed.
 
     It is called like ``torch.multiprocessing.spawn``, and restarts like torchrun. It needs no
@@ -94,7 +94,7 @@ def run(
     Raises:
         InvalidArgumentError: A bad argument, or a function that children cannot import.
         FailedPreconditionError: A run of that name is under way; or a child imports the program,
-            which calls this outside of ``if __name__ == "__main__":``; or this process is a daemon
+            which calls `run` outside of ``if __name__ == "__main__":``; or this process is a daemon
             of multiprocessing, such as a Pool's worker; or the chief's result does not pickle, or
             could not be sent.
         WorkerDiedError: A process was killed more often than `restarts`, or exited with another
@@ -152,7 +152,7 @@ def supervise(
         asked: How often a process may be restarted, and how long the run's end may take.
         name: The run's name.
         arranged: Adds the caller's options to a child's surroundings.
-        ended: Is called with a call when a process that made this call has ended.
+        ended: Called when a process has ended, with the call that it made.
     """
     starter = Starter(context, calls)
     roles = [str(call) for call in calls]

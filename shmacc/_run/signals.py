@@ -1,15 +1,15 @@
 """The signals of the process that calls `run`, during the run.
 
-Handlers and mask belong to the caller. Python calls handlers in the main thread. A run there
-replaces each of them by a handler that only notes the signal. It calls the caller's handler later,
-between two looks at the children, where an exception can do no harm; the exception ends the run and
-is raised again. At the end, the mask is restored, and each handler that nobody else has replaced;
+Handlers and mask belong to the caller. Python calls handlers in the main thread. So a run in the
+main thread replaces each handler by its own, which only notes the signal. The run calls the
+caller's handler between two looks at the children. There an exception does no harm; it ends the run
+and is raised again. At the end, the run restores the mask, and handlers that nobody else replaced;
 by sigaction, since Python does not see flags, or handlers of C libraries (faulthandler.register).
 
 Signals that end the run are blocked and fetched, which tells their sender. If a supervisor signals
 a whole process tree, a run inside a run gets the same signal twice, from two senders. Only a second
 signal of the same sender, as by a second Ctrl-C, asks for more haste. If another thread does not
-block these signals, they are noted like others, without a sender.
+block these signals, they are noted like other signals, without a sender.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ class CallersSignals:
 
     Attributes:
         ended_by: The first signal that asked for an end; 0: none.
-        in_haste: Whether somebody asked twice.
+        in_haste: Whether a second signal has asked for the end.
         error: The exception that a caller's handler has raised.
         mask: The calling thread's signal mask.
     """
@@ -138,7 +138,7 @@ class CallersSignals:
         """Let a signal have the effect that it would have without a run."""
         try:
             if callable(self._before[number]):
-                with masked(signal.SIG_SETMASK, self.mask):  # it may start processes
+                with masked(signal.SIG_SETMASK, self.mask):  # the handler may start processes
                     self._before[number](number, None)
             else:
                 self._give_back(number)
@@ -160,7 +160,7 @@ class CallersSignals:
 
 @contextmanager
 def callers_signals() -> Iterator[CallersSignals]:
-    """Hold the caller's signals in the block; then raise those that ended it or came too late."""
+    """Hold the caller's signals in the block; then raise signals that ended it or came too late."""
     global _held  # noqa: PLW0603  handlers belong to the process
     signals, outer = CallersSignals(), _held
     try:

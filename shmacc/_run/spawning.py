@@ -3,7 +3,7 @@
 multiprocessing leaves a spawned child in the caller's process group, with the caller's environment
 and standard input, until the child has imported the program, which may take seconds; and the parent
 does not get the errors of that import. Here the child is executed with its own group and variables,
-and imports the program when it can send errors (child.py). A forked child sets them up at once.
+and imports the program when it can send errors (child.py). A forked child sets up both at once.
 """
 
 import multiprocessing
@@ -39,13 +39,13 @@ def execute(
 ) -> int:
     """Execute a program; return its pid.
 
-    subprocess waits until a pipe is closed. If another thread forks meanwhile, that process has the
-    pipe open as long as it lives. This function waits only for the start.
+    subprocess waits until a pipe is closed. If another thread forks meanwhile, the forked process
+    keeps the pipe open as long as it lives. This function waits only for the start.
 
     Args:
         arguments: The program's path, then its arguments.
         environment: The program's environment variables.
-        passed: Descriptors that it inherits besides 0 to 2.
+        passed: Descriptors that the program inherits besides 0 to 2.
         options: Further options of `os.posix_spawn`.
     """
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, each, each) for each in passed]
@@ -158,7 +158,7 @@ class Starter:
             args=(Packed(call, self._program), surroundings, answer),
         )
         started.environment = surroundings.environment | surroundings.before
-        if self.by_forkserver:  # it lives on, and its children inherit its mask
+        if self.by_forkserver:  # a forkserver lives on, and passes its mask to children
             with masked(signal.SIG_SETMASK, surroundings.mask):
                 forkserver.ensure_running()
         with masked(signal.SIG_BLOCK, BY_DEFAULT):  # until the child is ready for them

@@ -3,9 +3,9 @@
 Everything here reads without attaching and without the segment's lock, so it works on segments
 whose processes are stopped or dead in the middle of a commit, and delays no process. It reads
 only committed data. Whether a process lives is proved by the kernel (presence.hpp), not guessed
-from the pid. Only `cancel` attaches, since it changes something. Segments are named by their
-``shared_name`` in the current namespace; by ``RUN/NAME`` in a run (`shmacc.run`) that was started
-in it; or by their whole system name (``shmacc....``), which `list_segments` reports.
+from the pid. Only `cancel` attaches, since it changes something. A segment is named by its
+``shared_name`` if it is in the current namespace; by ``RUN/NAME`` if it is in a run (`shmacc.run`)
+that was started there; or by its whole system name (``shmacc....``), from `list_segments`.
 
 Each part is imported when it is first used, and NumPy only by the parts that read rows and values,
 since an operator's tool must start at once.

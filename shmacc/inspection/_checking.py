@@ -75,13 +75,13 @@ def check_all(pattern: str = "*", *, namespace: str | None = None) -> tuple[Find
 
 
 def _records_of(segments: Iterable[SegmentName]) -> set[SegmentName]:
-    """Return the records of the runs of these segments."""
+    """Return the names of the run records that these segments belong to."""
     runs = Runs()
     return {run.name for name in segments for run in runs.around(name.namespace)}
 
 
 def _all_of(records: Iterable[SegmentName]) -> Iterator[SegmentName]:
-    """Yield all segments of the dead runs: if a run's call is repeated, it goes on with all."""
+    """Yield all segments of the dead runs in `records`: a repeated call goes on with them all."""
     runs = Runs()
     for record in records:
         run = runs.at(record.namespace)

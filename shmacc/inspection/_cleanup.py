@@ -36,7 +36,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
     """Remove a leftover; return the removed names, including its semaphore's.
 
     The leftover is judged again, and stays if it is in use by now. Two cleaners at once do no harm:
-    the second does not find the name. To clean a run's record is to clean the whole run.
+    the second does not find the name. A run's record is cleaned with the whole run.
 
     Args:
         leftover: The leftover.
@@ -57,7 +57,7 @@ def clean(leftover: Leftover, *, rehearse: bool = False) -> tuple[str, ...]:
         if semaphore is None:
             return _clean_run(name) if name.is_of_run else _clean_segment(name)
         return _clean_semaphore(name, semaphore[1])
-    # NotFoundError is a FileNotFoundError, too. Unfinished files are not shmacc's, since version 1.
+    # NotFoundError is a FileNotFoundError, too. Since 1.0, unfinished files are other programs'.
     except (FileNotFoundError, UnfinishedError):
         return ()
     except OSError as error:
@@ -179,7 +179,7 @@ def _remove_viewed(
     name: SegmentName, view: _core.SegmentView, *, force: bool, rehearse: bool
 ) -> None:
     if view.links > 1 and is_misnamed(name, view.config()["name"]):
-        # Marking the segment as removed would also remove the name that it was made with.
+        # A removal marks the whole segment as removed: its original name would be gone, too.
         raise DataLossError("it is a link to another segment").about(name.system_name)
     used = view.used
     if not rehearse:

@@ -127,8 +127,8 @@ def _look_still(view: _core.SegmentView, look: Callable[[LaneMemberState], _T]) 
     `look` copies bytes without the lock. The copy is consistent only if the committed state was the
     same before and after, and no operation went on meanwhile. An operation that stands still (its
     process is stopped) does no harm: the undo log holds all bytes that it has changed in place
-    (commit.hpp). If `look` fails, the undo log may belong to a later operation, and not fit the
-    state. So the failure proves that the segment is damaged only if nothing changed meanwhile.
+    (commit.hpp). If `look` fails, a later operation may have written the undo log, which then does
+    not fit the state. So a failure proves damage only if nothing changed meanwhile.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         before = view.state()

@@ -170,7 +170,7 @@ def _of_places(seen: Compared) -> Iterator[str]:
 
 def _of_counts(seen: Compared) -> Iterator[str]:
     least, most, possible = seen["least_count"], seen["most_count"], seen["possible"]
-    # An apply that has not committed changes counts in place.
+    # An apply changes counts in place, before its commit.
     if seen["rows"] and (least < 1 or (most > possible and not seen["in_operation"])):
         yield f"a row's count is not between 1 and its gradients' weight, {possible}"
 

@@ -1,7 +1,7 @@
 """Finds the segments of each job, and what has to be repaired before the job can go on.
 
 A group, its parameters, and other groups of these parameters are one job: whoever starts it again
-uses all of them. So if one segment needs a repair first, the remedies for all begin with it.
+uses all of them. So if one needs a repair first, the remedies for all segments begin with it.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Jobs:
     ) -> None:
         """Find the jobs of `segments`, and of the segments `besides`, which get no notes."""
         self.notes: list[Finding] = []
-        self._members: dict[str, set[str]] = {}  # by system name: all of its job
+        self._members: dict[str, set[str]] = {}  # by system name: the whole job
         self._obstacles: dict[str, list[str]] = {}  # by system name: what to do first
         self._look = Look()
         self._noted = {name.system_name for name in segments}
@@ -124,7 +124,7 @@ class Jobs:
         return [said] if which else []
 
     def _take_in(self, segments: list[Description], obstacles: list[str]) -> None:
-        """Add a job, or merge it into a known job that it is a part of."""
+        """Add a job, merged with the known jobs that share a segment with it."""
         job = set(map(_name, segments))
         for member in list(job):
             job |= self._members.get(member, set())
@@ -170,7 +170,7 @@ class Jobs:
 
 
 def _everything() -> tuple[list[_Segment], dict[str | None, list[str]]]:
-    """Return all segments, and the names of those that could not be read, by namespace."""
+    """Return all readable segments, and the names of unreadable ones by namespace."""
     found: list[_Segment] = []
     unread: dict[str | None, list[str]] = {}
     for name in list_names():

@@ -33,8 +33,8 @@ def leftovers(
     Segments that could not be judged are listed as not removable; their semaphores are not listed.
 
     Args:
-        pattern: A glob, as in `list_segments`; if it begins with ``sem.shmacc.``, it is for the
-            names of semaphores' files.
+        pattern: A glob, as in `list_segments`; if it begins with ``sem.shmacc.``, it is compared
+            with the names of semaphores' files.
         older_than: List only files that have been unused for at least this many seconds.
         namespace: As in `list_segments`.
         private: List only private accumulators' segments.
@@ -76,7 +76,7 @@ def leftovers(
 
 
 def leftover_semaphores(meant: Callable[[SegmentName, str], bool]) -> list[Leftover]:
-    """List semaphores whose segment is gone, or could not be judged.
+    """List semaphores whose segment is gone, and semaphores that could not be judged.
 
     `meant` gets a segment's name and the semaphore's file name, and says whether to judge it.
     """
@@ -117,7 +117,7 @@ def judge_run(
 ) -> Iterator[Leftover]:
     """Yield a dead run as one leftover, under its record's name.
 
-    It is removable if all its segments are; a named run, only if `asked` is None or names them all.
+    It is removable if all its segments are; if the run is named, `asked` must be None or have all.
     """
     run = Runs.of(look).at(namespace)
     if run is None or run.alive or Runs.of(look).outermost(namespace) is not run:

@@ -135,7 +135,7 @@ def _bare_summary(name: SegmentName, state: SegmentState, detail: str, **known: 
         owner=owner,
         owner_uid=status.st_uid,
         mode=status.st_mode & 0o7777,
-        # st_blocks counts 512 bytes, whatever the file system's blocks are.
+        # st_blocks counts units of 512 bytes, whatever the file system's block size is.
         bytes_reserved=status.st_blocks * 512,
         **known,
     )
@@ -192,20 +192,20 @@ def _rows_of_tables(seen: Observation) -> int | None:
 def is_misnamed(name: SegmentName, made_as: str) -> bool:
     """Whether a file was renamed, copied or linked since it was made.
 
-    Then its name is not `made_as`, the written form of the shared_name in the segment. It is shown
-    by its file's name, since copies and links have the same content.
+    If so, its name is not `made_as`, the written form of the shared_name in the segment. Such a
+    segment is shown by its file's name, since copies and links have the same content.
     """
     return names.name_under(name.namespace, made_as).system_name != name.system_name
 
 
 def regions_of(seen: Observation) -> tuple[Region, ...]:
-    """Add up the regions of all lanes and members; the offset is the first lane's and member's."""
+    """Add up the regions of all lanes and members; the offset is that of the first such region."""
     reserved = dict.fromkeys(layout.REGIONS, 0)
     used = dict.fromkeys(layout.REGIONS, 0)
     for number, member in enumerate(seen.config["members"]):
         for state in tables_of(seen, number):
             for region, at in layout.REGIONS.items():
-                if number == 0 or at >= layout.REGIONS["index 0"]:  # a lane's own regions: once
+                if number == 0 or at >= layout.REGIONS["index 0"]:  # count a lane's own once
                     reserved[region] += state["reserved"][at]
             used[f"index {state['index']}"] += state["index_buckets"] * layout.BUCKET_BYTES
             used["slots"] += (

@@ -15,7 +15,7 @@ from shmacc.inspection._records import MemberDescription, SlotDescription
 
 
 def tables_of(seen: Observation, member: int) -> list[LaneMember]:
-    """Return a member's table in each lane; one past the last member are the contributors."""
+    """Return a member's table in each lane; the number after the last member means contributors."""
     stride = len(seen.config["members"]) + 1
     return seen.tables[member::stride]
 
@@ -75,7 +75,7 @@ def _optimizer_of(config: Config, member: MemberConfig) -> Any:
 
 
 def _of_config(module: str, *config: Any) -> Any:
-    """Return the object that a module of parameters makes of a segment's numbers.
+    """Return the optimizer or initializer that `optim` or `init` makes of a segment's numbers.
 
     The module is imported late, since most segments have no parameters. Return None if there is no
     such module (`make floors` removes it): parameters are then shown without optimizers.

@@ -1,4 +1,4 @@
-"""Compares the rows of a round with the tables of parameters that an update by it would extend."""
+"""Compares the rows of a round with the tables of parameters that its update would extend."""
 
 import contextlib
 import struct

@@ -3,7 +3,7 @@
 No lock is taken, so the reads are not of one instant. `steady` tells that there was no commit
 meanwhile: then the state, the queue and the processes belong together.
 
-A process has a pid in its own pid namespace, and others in the namespaces around it. Its entry has
+A process has a pid in its own pid namespace, and another in each namespace around it. Its entry has
 the pid of its own namespace. If a process asks who holds a record lock, the kernel answers with the
 pid in the asker's namespace. So a process's presence lock, which proves that it lives, also tells
 its pid here; and the holder of the segment's lock is the living process with the same pid. A
@@ -139,9 +139,9 @@ def identity(entry: Participant) -> tuple[int, int, int]:
 def attached_process(entry: Participant, look: Look) -> AttachedProcess:
     own, ticks, alive = entry["pid"], entry["start_ticks"], entry["alive"]
     same = look.is_own(entry["pid_namespace"], entry["attached_ns"] / 1e9)
-    # If the process is in this pid namespace, its entry has the right pid. (The kernel may name
-    # another process, which holds a lock while it reads the file.) If it lives in another
-    # namespace, the kernel has just told its pid here. If it is dead: 0, its pid may be reused.
+    # In this pid namespace, take the pid from the entry: the kernel may name a process that holds a
+    # lock only while it reads the file. If the process lives in another namespace, the kernel has
+    # just told its pid here. If it is dead, take 0: another process may have its pid by now.
     pid = own if same else entry["pid_here"] if alive else 0
     visible = alive and pid > 0 and (not same or look.is_the_one(pid, ticks))
     applied = entry["applied_ns"] > 0
@@ -257,7 +257,7 @@ def _held_by(pid: int, attached: tuple[AttachedProcess, ...], look: Look) -> Loc
 def _blame(lock: LockState) -> tuple[bool, bool, float]:
     """Return a sort key: the lock that keeps the other locks' owners waiting comes first.
 
-    A take holds the locks of the first lanes while it waits for one that a stopped process holds.
+    A take holds the locks of the first lanes while it waits for a lock of a stopped process.
     """
     since = math.inf if lock.since is None else lock.since
     return lock.condition not in HALTED, bool(lock.condition), since
@@ -270,7 +270,7 @@ def _owner(attached: tuple[AttachedProcess, ...], pid: int) -> AttachedProcess |
             (each for each in attached if each.alive and each.pid_is_here and each.pid == pid), None
         )
     elsewhere = [each for each in attached if each.alive and not each.pid_is_here]
-    # A process that applies or takes owns the lock; but other operations need the lock too.
+    # Prefer a process that applies or takes: it owns the lock. Other operations need it, too.
     under_it = [each for each in elsewhere if each.activity in layout.UNDER_THE_LOCK]
     candidates = under_it or elsewhere
     return candidates[0] if len(candidates) == 1 else None

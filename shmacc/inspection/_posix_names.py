@@ -1,7 +1,7 @@
 """Opens semaphores, and removes POSIX names, through posix_ipc.
 
 Segments are not opened here: if this process has a segment attached, closing another descriptor of
-the file would drop its record locks.
+the file would drop this process's record locks.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def semaphore_value(system_name: str, token: int) -> int | None:
     try:
         found = os.stat(path, follow_symlinks=False)
         # The C library maps the file whatever its size: reading a file that is too short is a
-        # SIGBUS. Nor is a link to a segment opened, since closing it would drop record locks.
+        # SIGBUS. A link to a segment must not be opened: closing it would drop record locks.
         lanes, rest = divmod(found.st_size, layout.SEMAPHORE_BYTES)
         if not stat.S_ISREG(found.st_mode) or rest or not 1 <= lanes <= layout.MAX_LANES:
             return None

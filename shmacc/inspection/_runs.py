@@ -90,7 +90,7 @@ class Run:
 
     @property
     def named(self) -> bool:
-        """Whether the run can go on; True if that is not known."""
+        """Whether the run has a name, and so can go on; True if that is not known."""
         return self.facts is None or self.facts.named
 
     @property
@@ -101,7 +101,7 @@ class Run:
         return pid_label(self.facts.parent if self.facts else None, is_here=True)
 
     def remedy(self, stall: Stall) -> Stall:
-        """Return a standstill in this living run, with a remedy that fits the run."""
+        """Return this stall of a segment of this living run, with a remedy that fits the run."""
         if (stall.command or "").startswith("kill "):
             return stall
         if self.stopped:
@@ -128,8 +128,8 @@ class Run:
         """Return the roles whose process may still attach to a segment.
 
         Args:
-            attached: The pids, in their own namespaces, of the living processes that have it
-                attached.
+            attached: The pids, in their own namespaces, of the living processes that have the
+                segment attached.
         """
         lately = time.time() - _STARTS_FOR
         return [
@@ -263,7 +263,7 @@ class Runs:
     held: str | None = None
 
     def __init__(self, look: Look | None = None) -> None:
-        """Read no record before it is asked for; if `look` is None, the first read makes one."""
+        """Read no record before it is asked for; if `look` is None, the first read makes a look."""
         self._look = look
         self._found: dict[str, Run | None] = {}
 

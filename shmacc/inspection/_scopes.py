@@ -17,7 +17,7 @@ _SEMAPHORES = names.SEMAPHORE_FILE_PREFIX + names.PREFIX
 def resolve(name: str) -> SegmentName:
     """Return the segment that a name means, whether it exists or not.
 
-    A name that begins like a system name is always taken for a system name. Otherwise the same name
+    A name that begins like a system name is always taken for a system name: else the same name
     could mean different segments at different times, and `remove` could remove the wrong one. So an
     accumulator whose shared_name begins like that can be named only by its system name. Likewise,
     ``RUN/NAME`` is a name in a run if there is such a run.
@@ -38,7 +38,7 @@ def resolve(name: str) -> SegmentName:
         return whole
     run, _, rest = name.partition("/")
     outer = names.current_namespace()
-    # If the outer namespace is long, the run's begins with only a part of it.
+    # If the outer namespace is long, the run's has only a part of it, and `run` is the whole.
     for namespace in (f"{outer}.{run}" if outer else run, run):
         if rest and names.is_namespace(namespace) and _has_record(namespace):
             return names.name_under(namespace, names.segment_name(rest).written_name)
@@ -79,7 +79,7 @@ def namespaces(namespace: str | None) -> Callable[[str | None], bool]:
 
 
 def meant(pattern: str, namespace: str | None) -> Callable[[SegmentName, str], bool]:
-    """Return a function of a segment and its (or its semaphore's) file name: whether they match.
+    """Return a function that tells, by a segment's and a file's name, whether the file is meant.
 
     A pattern that begins like a system name matches system names only: a shared_name may look like
     another segment's system name. Other patterns match shared_names. They match ``RUN/NAME`` only

@@ -3,17 +3,17 @@
 What an idle process will do cannot be seen from outside. But its entry, and the record of its death
 or failure, have its roles (`Role`). A process that has begun to take is a *taker*; a process that
 has begun to apply is an *applier*. Once there are takers, nobody else is expected to take: other
-processes' calls postpone nothing. A taker is not expected to take any more if another taker
+processes' calls postpone no verdict. A taker is not expected to take any more if another taker
 attached after its last take. The same holds for appliers, but new ones may come at any time: a
-process that is neither may still send its first gradient, but not if it attached before an applier
+process without a role may still send its first gradient, but not if it attached before an applier
 was lost, or if it has let rounds pass for `LONG_IDLE`.
 
 A process that attached after the last taker (or applier) was lost may replace it. It has
-`AT_THE_START` to do so (or `LONG_IDLE`: a first gradient takes longer). If it came later than
+`AT_THE_START` to take, or `LONG_IDLE` to apply, which takes longer at first. If it came later than
 `REPLACED_WITHIN`, it counts only once it takes (or applies): else visitors would hide the loss.
 
 How long nothing moves is counted from the last calls of takers and appliers, and from when waiting
-processes attached. It is not counted from the start of waits, which a process may often repeat.
+processes attached. It is not counted from the start of a wait, since processes repeat short waits.
 """
 
 import contextlib
@@ -128,7 +128,7 @@ class Facts:
     def lost(self) -> list[DepartedProcess]:
         """Processes that died or failed, as far as recorded, in order of time.
 
-        `at` says when a process was last there; `is_attached`, whether its entry still is.
+        `at` says when a process was last there; `is_attached`, whether its entry is still there.
         """
         found: dict[str, DepartedProcess] = {}
         for event in self.seen.events:
@@ -145,7 +145,7 @@ class Facts:
             known = found.get(gone.pid_label)
             found[gone.pid_label] = replace(gone, at=known.at if known else at)
         for one in self.seen.processes:
-            if one.alive:  # it may have failed, and goes on; perhaps in another pid namespace
+            if one.alive:  # not lost, even if it failed; events may have its own namespace's pid
                 own_pid = self.seen.identities[one.entry][1]
                 found.pop(one.pid_label, None)
                 found.pop(pid_label(own_pid, is_here=False), None)
@@ -189,7 +189,7 @@ class Facts:
 
     @cached_property
     def could_take(self) -> list[AttachedProcess]:
-        """The living processes that may take next, given that no process waits to take."""
+        """The living processes that could take next; ask only if no process waits to take."""
         if self.takers:
             return self.takers
         idle = [each for each in self.alive if not waits_for_a_take(each)]
@@ -213,7 +213,7 @@ class Facts:
         return came > since and in_time and self.now - came < patience
 
     def nobody_took_for_long(self) -> bool:
-        """Whether a take is overdue, given that no living process may take."""
+        """Whether a take is overdue; ask only if no living process could take."""
         seen = self.seen
         last = max(seen.last_took, seen.last_applied) if self.loss is None else self.loss
         if self.takers_are_known:
@@ -247,7 +247,7 @@ class Facts:
         if waits_for_a_take(process):
             return self.waits_no_more(process)
         if any(take.entry == process.entry for take in self.seen.queue if take.alive):
-            # A process that both takes and applies may do so in two threads, or in turn.
+            # It waits in a take, but if it has ever applied, another thread of it may apply now.
             return applies(process) and not self.killed
         if applies(process) or takes(process):
             return applies(process)
@@ -258,18 +258,18 @@ class Facts:
         return not (let_pass and self.is_long(process.attached_at))
 
     def waits_no_more(self, process: AttachedProcess) -> bool:
-        """Whether a stopped process's wait may be over, as it has not applied at this step yet."""
+        """Whether a stopped process may be past its wait: it has not applied at this step yet."""
         return waits_for_a_take(process) and is_halted(process) and not self._has_applied(process)
 
     def nobody_applied_for_long(self) -> bool:
-        """Whether gradients are overdue, given that no living process may apply."""
+        """Whether gradients are overdue; ask only if no living process could apply."""
         head, seen = self.head, self.seen
         assert head is not None  # noqa: S101
         patience = AFTER_GRADIENTS if seen.state["counters"]["applied"] else AT_THE_START
         since = max(head.since, seen.last_applied)
         if self.now - since >= (AFTER_A_DEATH if self.killed else patience):
             return True
-        # A take that is retried with a short timeout never waits for long.
+        # Retries with short timeouts never wait for long: count from when their process attached.
         return self.is_long(max([seen.last_applied, *(each.attached_at for each in self.taking)]))
 
     # -- how long ----------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ class UnlinkedUse:
         pid: The process.
         inode: The inode of the segment's file, which is the same for all its users.
         bytes_reserved: Bytes of memory that the segment occupies.
-        under_users: Whether another program removed the name, such as `rm`: this library marks
-            the segment as removed first. False if this user may not read the segment.
+        under_users: Whether another program, such as `rm`, removed the name: this library would
+            have marked the segment as removed. False if this user may not read the segment.
     """
 
     name: SegmentName
@@ -44,7 +44,7 @@ def unlinked_uses() -> tuple[UnlinkedUse, ...]:
     """List processes that use a segment without a name, as far as this user may see.
 
     That is normal after ``unlink()``, and a problem after an ``rm`` or systemd's RemoveIPC:
-    processes that attach from now on make a new segment and do not share it with these.
+    processes that attach from now on make a new segment, which these processes do not use.
     """
     if not _some_memory_has_no_name():
         return ()
@@ -129,7 +129,7 @@ def _unlinked_of_all(device: int) -> Iterator[UnlinkedUse]:
         name = names.parse_segment_file(os.path.basename(target.removesuffix(_DELETED)))
         with contextlib.suppress(OSError):  # it was closed meanwhile
             status = os.stat(link)  # does not open the file
-            # The process may have closed the file and opened another one under its number.
+            # The process may have closed the file and reused the descriptor's number.
             if name is not None and status.st_dev == device and status.st_nlink == 0:
                 if status.st_ino not in marked:
                     is_marked = _is_marked(link)

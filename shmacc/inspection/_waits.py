@@ -27,7 +27,7 @@ from shmacc.inspection._stall_facts import (
 
 
 class _Words(NamedTuple):
-    """The parts of messages about processes that perhaps do not meet a need."""
+    """Words for messages about processes that could meet a need, but perhaps do not."""
 
     kind: StallKind
     could: str
@@ -213,7 +213,7 @@ def _nobody_takes(facts: Facts) -> Stall | None:
 
 
 def suspected(facts: Facts) -> Stall | None:
-    """Return a suspicion: a process that could end the waits is there or may come, but idles."""
+    """Return a suspicion: living processes could end the waits, but have not done so for long."""
     need = need_of(facts)
     if need is None or not need.able:
         return None
@@ -240,7 +240,7 @@ def suspected(facts: Facts) -> Stall | None:
 
 
 def _known_ones_do_not(facts: Facts, need: Need) -> Stall | None:
-    # An applier may just be back from a wait. A taker may make other calls in another thread.
+    # An applier must idle for long: it may just be back. A taker need not: other threads may call.
     is_idle = facts.is_quiet if need.words is _GRADIENTS else _is_in_no_call
     idle = [each for each in need.known if is_idle(each)]
     if idle:
@@ -248,7 +248,7 @@ def _known_ones_do_not(facts: Facts, need: Need) -> Stall | None:
     if not facts.lacks_a_take or not all(map(waits_for_a_take, need.known)):
         return None
     lately = [each for each in facts.lost_takers if lost_at(each) > need.since - 1.0]
-    why = f"{pids(_labels(need.known))}, which did, wait"  # in one of their threads
+    why = f"{pids(_labels(need.known))}, which did, wait"  # other threads may take
     return Stall(
         need.words.kind,
         f"{waits(facts)}, and nobody takes: {_why_nobody_takes(facts) if lately else why}",
@@ -322,7 +322,7 @@ def _if_halted(
     those: Sequence[AttachedProcess | LockState],
     also: list[AttachedProcess] | None = None,
 ) -> Stall | None:
-    """Return a standstill if all of `those` are stopped; its remedy continues `also` (or those)."""
+    """Return a standstill if all of `those` are stopped; the remedy continues `also` or `those`."""
     if not those or any(each.condition not in HALTED for each in those):
         return None
     return Stall(kind, problem, *goes_on(_labels(also or those), those[0].condition))
@@ -358,7 +358,7 @@ def _why_nobody_takes(facts: Facts) -> str:
 
 
 def _who_never_came(facts: Facts) -> str:
-    """Say which processes are gone that neither took nor applied: one may have meant to take."""
+    """Say which processes are gone without having taken or applied: perhaps one was to take."""
     gone = [each for each in facts.lost if not takes(each) and not applies(each)]
     return f"; {pids(_labels(gone))} {_are(gone)} gone" if gone else ""
 

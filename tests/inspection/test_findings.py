@@ -1,4 +1,4 @@
-"""Inspection finds all segments, accuses only by proof, and removes only what is unused."""
+"""Inspection finds all segments, blames nothing without proof, and removes only what is unused."""
 
 import fcntl
 import itertools
@@ -130,7 +130,7 @@ def test_an_orphan_is_found_while_another_inspector_has_it_open_for_a_moment(
     orphan("left")
     with Apart(_open_only) as process:
         process.hear()
-        # `check` sleeps between its two looks at processes: the other inspector closes then.
+        # `check` sleeps between its two looks: then the other inspector closes the file.
         monkeypatch.setattr(time, "sleep", lambda _: process.status is None and process.finish())
         assert [finding.kind for finding in inspection.check("left")] == ["orphaned"]
     inspection.remove("left")
@@ -339,7 +339,7 @@ def test_check_notes_rows_that_it_could_not_compare(monkeypatch: pytest.MonkeyPa
 
 
 def test_check_needs_less_memory_than_the_segment() -> None:
-    """This must hold for any number of rows, even for a false one that a damaged segment claims."""
+    """This must hold for any number of rows, even a false number in a damaged segment."""
     number = 500_000
     with shmacc.SparseConditionalAccumulator(np.float32, [number, 1], "large") as acc:
         acc.apply_grad(np.arange(number), np.ones((number, 1), np.float32))

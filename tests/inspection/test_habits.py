@@ -56,7 +56,7 @@ def test_every_verb_has_its_help_and_its_place_in_the_docs(verb: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_pages_use_existing_options(page: Path) -> None:
-    """A command is `shmacc-inspect VERB ...`, or on the command's own pages `VERB ...`."""
+    """Pages write `shmacc-inspect VERB ...`; the command's own pages also write `VERB ...`."""
     text = page.read_text(encoding="utf-8")
     for verb in VERBS:
         before = "(?:shmacc-inspect |`)" if page.stem in OF_COMMAND else "shmacc-inspect "
@@ -214,7 +214,7 @@ atexit.register(_count)
 
 
 def test_check_starts_no_threads(tmp_path: Path) -> None:
-    """NumPy's linear algebra would start one for each core, which takes longer than the check."""
+    """NumPy's linear algebra would start a thread for each core, and take longer than the check."""
     (tmp_path / "sitecustomize.py").write_text(COUNTING_THREADS, encoding="utf-8")
     with SparseConditionalAccumulator(np.float32, [100, 4], "table") as acc:
         acc.apply_grad([1], np.ones((1, 4), np.float32))

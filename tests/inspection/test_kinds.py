@@ -110,7 +110,7 @@ def test_wait_waits_for_the_step_of_parameters() -> None:
 
 
 def test_a_glob_skips_segments_that_the_verb_is_not_for(crew: Crew) -> None:
-    """But if such a segment is given by name, the verb does nothing at all."""
+    """But if such a segment is given by its name, the verb acts on no segment at all."""
     with (
         shmacc.SharedArrays({"a": np.zeros(3)}, "c1") as arrays,
         shmacc.ConditionalAccumulator(np.float32, [2], "c0") as first,

@@ -25,7 +25,7 @@ LARGE: Final = 2**21  # numbers
 
 @pytest.fixture(autouse=True)
 def segments() -> Iterator[None]:
-    """Make an accumulator and its parameters, which the test does not have attached."""
+    """Make an accumulator and its parameters; the test itself has attached neither."""
     ConditionalAccumulator(np.float32, [4], job.NAME).close()
     Parameters({"w": np.zeros(4, np.float32)}, PARAMS, optimizer=SGD(0.5)).close()
     yield
@@ -97,7 +97,7 @@ def test_workers_that_failed_are_shown_with_their_exceptions(crew: Crew) -> None
     assert departed["reason"] == "ValueError: a bad batch"
     labels = [each["labels"] for each in samples("shmacc_failure_timestamp_seconds")]
     assert [one["pid"] for one in labels] == [str(pid) for pid in pids]
-    # The label is only the type: texts have byte counts and file names, and each makes a series.
+    # The label is only the type: texts have byte counts and file names, and each would be a series.
     assert [one["reason"] for one in labels] == ["ValueError", "OSError", "OSError"]
 
 

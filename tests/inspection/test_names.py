@@ -246,7 +246,7 @@ def test_clean_removes_a_name_like_a_semaphores_only_in_a_namespace() -> None:
 def test_segments_that_disappear_after_a_glob_found_them_are_skipped(
     arguments: list[str], looked_at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the name of a missing segment was typed, that is an error."""
+    """A missing segment that was given by its name is an error."""
     real = getattr(inspection, looked_at)
 
     def remove_when_found(*given: object, **options: object) -> object:

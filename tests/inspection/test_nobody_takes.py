@@ -25,7 +25,7 @@ NOBODY_TAKES = StallKind.NOBODY_TAKES
 
 @pytest.fixture(autouse=True)
 def segment() -> Iterator[None]:
-    """Make an accumulator with room for two gradients, which the test does not have attached."""
+    """Make an accumulator with room for two gradients; the test itself has not attached it."""
     SparseConditionalAccumulator(np.float32, [1000, 16], NAME, capacity=2).close()
     yield
     inspection.remove(NAME, force=True)
@@ -45,7 +45,7 @@ def apply_for_ever(acc: Any) -> None:
 
 
 def chief_that_has_taken(crew: Crew, beside: int = 0) -> Apart:
-    """Start a process that takes once and is then idle; `beside` more idle ones are there."""
+    """Start a process that takes once and then idles; `beside` other processes must idle, too."""
     chief = job.begin(crew, job.take(1), job.pause)
     job.once(crew, job.apply)
     until(lambda: any(each.taken for each in inspection.describe(NAME).processes))
@@ -200,7 +200,7 @@ def test_a_take_whose_gradients_have_no_room_is_reported(crew: Crew) -> None:
 
 
 def test_a_worker_that_looks_for_room_counts_as_waiting(crew: Crew) -> None:
-    """Such a worker looks twenty times a second, under the lock: the moment must not matter."""
+    """Such a worker looks twenty times a second, under the lock, and must count then, too."""
     job.begin(crew, apply_for_ever)
     until(lambda: job.doing("waits for room") == 1)
     with stopped_with_the_lock(crew, NAME, changes=False):

@@ -188,7 +188,7 @@ PLANS: Final[dict[str, tuple[list[Callable[[], None]], bool]]] = {
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_check_says_start_again_exactly_if_the_job_can_go_on(plan: str) -> None:
-    """A plan changes the segments, and says whether the job can go on. The test then tries."""
+    """Each plan changes the segments, and says if the job can go on; the test tries that, too."""
     changes, goes_on = PLANS[plan]
     for change in changes:
         change()

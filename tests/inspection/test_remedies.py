@@ -110,12 +110,12 @@ def test_commands_of_check_destroy_nothing_and_commands_in_remedies_work(
     assert names_there(namespace) == before
     wrong = [each for each in findings if each["severity"] == "wrong"]
     assert wrong
-    for finding in reversed(wrong):  # semaphores first: a segment's removal removes its own
+    for finding in reversed(wrong):  # semaphores first: a segment's removal includes its semaphore
         named = re.search(r"`([^`]+)`", finding["remedy"])
         assert named or make is directory, finding
         if named:
             program, *words = shlex.split(named[1])
-            if program == "shmacc-inspect":  # it has the whole name, so any shell will do
+            if program == "shmacc-inspect":  # the whole name works in any namespace
                 done = run(*words, SHMACC_NAMESPACE=f"{namespace}-other")
                 assert done.returncode == 0, done.stderr
             else:

@@ -217,7 +217,7 @@ def test_a_process_that_its_run_starts_again_is_no_fault(start: Callable[..., St
     assert re.fullmatch(
         rf"worker . has ended: its run, pid {started.pid}, starts it again, 1 of 3", told
     )
-    # If the run's process is stopped, nobody comes: a standstill. That process must go on first.
+    # If the run's process is stopped, it restarts no worker: all waits until it is continued.
     stop(started.pid)
     until(lambda: "quorum_out_of_reach" in findings() or started.workers() == [])
     found = findings()

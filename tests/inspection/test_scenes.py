@@ -1,7 +1,7 @@
 """All verbs agree on which processes are attached, what they do, and what is wrong.
 
 Each scene is played alone, beside processes that came before, and beside processes that came later.
-These are idle, or read and save again and again. The answer names only the process at fault.
+Such bystanders idle, or read and save again and again. The answer names only the process at fault.
 """
 
 import re
@@ -211,7 +211,7 @@ class Scene:
         kind: The kind of the stall.
         proved: Whether the stall is proved, not only suspected.
         beside: What is found beside processes that came before: (kind, proved, whether the
-            process at fault is named). None: the same stall, and it is named.
+            process at fault is named). None: the same as without them.
         later: What is found beside processes that came later, likewise.
     """
 
@@ -280,7 +280,7 @@ def test_the_process_at_fault_is_named_and_no_other(crew: Crew, scene: Scene, be
         bystanders(crew)
         kind, proved, named = scene.later or (kind, proved, True)
     becomes(job.NAME, kind, proved=proved)
-    # A process that attaches may still be about to record the death of the process at fault.
+    # Wait: a process that has just attached may not have recorded the culprit's death yet.
     at_fault = {culprit.pid} if named and culprit is not None else set()
     until(lambda: accused(the_stall()) == at_fault)
     if beside == "before":
@@ -292,7 +292,7 @@ def accused(stall: Stall) -> set[int]:
 
 
 def becomes(name: str, kind: StallKind, *, proved: bool) -> None:
-    """Wait until the verbs report exactly this of a segment."""
+    """Wait until exactly this standstill of a segment is reported."""
     try:
         until(lambda: stalled(name) == [(kind, proved)])
     except AssertionError:

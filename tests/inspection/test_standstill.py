@@ -35,7 +35,7 @@ def make_group() -> shmacc.AccumulatorGroup:
 
 @pytest.fixture(autouse=True)
 def segment(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Make a segment, sparse by default, which the test does not have attached."""
+    """Make a segment, sparse by default; the test itself has not attached it."""
     getattr(request, "param", make_sparse)().close()
     yield
     inspection.remove(NAME, force=True)
@@ -66,7 +66,7 @@ def test_a_stopped_holder_of_the_lock_is_named(crew: Crew) -> None:
 
 @pytest.mark.parametrize("segment", [make_lanes], indirect=True)
 def test_a_stopped_holder_of_a_later_lane_is_named(crew: Crew) -> None:
-    """While a take waits for the later lane's lock, it holds the first's nearly all the time."""
+    """While a take waits for the later lane's lock, it nearly always holds the first lane's."""
     job.once(crew, job.apply)
     with held(NAME, layout.lane_byte(1)) as holder:
         taker = job.begin(crew, job.take(1))
@@ -249,7 +249,7 @@ def test_a_worker_that_hangs_in_its_second_batch_is_named(crew: Crew) -> None:
     assert f"; pid {worker.pid}, which has not applied to it, is alive (sleeping)" in suspected
     (found,) = [each for each in inspection.check(NAME) if each.kind == StallKind.APPLIER_IDLE]
     assert found.severity is Severity.NOTE
-    job.stop(worker)  # this is proof, as the others wait
+    job.stop(worker)  # this is proof, since the others wait
     assert inspection.describe(NAME).suspected is None
 
 

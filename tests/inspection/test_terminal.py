@@ -107,7 +107,7 @@ def test_watch_updates_its_screen_and_follows_keys_and_sizes(
 
 @pytest.mark.usefixtures("embeddings")
 def test_a_line_as_wide_as_the_terminal_keeps_its_last_letter() -> None:
-    for rows in (30, 1):  # the last line of the screen, too
+    for rows in (30, 1):  # with 1 row, the line is the screen's last
         with inspect_tool.Terminal("watch", "embeddings", *OFTEN, rows=rows) as terminal:
             terminal.wait_for("q quit")
             assert terminal.text().splitlines()[0].endswith("q quit")
@@ -161,7 +161,7 @@ def test_no_line_wraps(taker: Apart, columns: int) -> None:
         assert max(map(len, tables)) <= columns, "\n".join(tables)
         if sums[0] in arguments:
             assert "Most touched rows" in terminal.text()
-            # Text that continues on the next line loses no word.
+            # Join the lines of a wrapped text: no word of it may be lost.
             unwrapped = re.sub(r"\n {14}", " ", terminal.text())
             assert f"gradients that pid {taker.pid} waits for" in unwrapped
     for segment in (group, parameters, arrays):
@@ -347,7 +347,7 @@ def test_segments_that_stand_still_are_listed_first_and_can_be_listed_alone() ->
 
 @pytest.mark.usefixtures("stalled")
 def test_watch_shows_standstills_on_top_even_at_40_columns() -> None:
-    """A segment that stands still is called "sound" only beside its standstill."""
+    """Where such a segment's state, "sound", is shown, the cause of the standstill is beside it."""
     with inspect_tool.Terminal("watch", "--interval", "0.1", columns=80, rows=24) as terminal:
         lines = terminal.wait_for("STALL", "round_holder_stopped").splitlines()
         (titles,) = [n for n, line in enumerate(lines) if "STEP" in line and "NAME" in line]

@@ -69,7 +69,7 @@ def test_the_recipes_service_goes_on_after_its_chief_is_killed(tmp_path: Path) -
         assert again.communicate(timeout=LONG)[0] == "step 2000 [3.0, -1.0, 0.5]\n"
         assert killed_at < 2000
         assert [worker.wait(LONG) for worker in workers] == [0, 0]
-        # Processes that are started again after the end find the run finished; they begin no other.
+        # Processes that are started again after the end find the run finished and begin no new one.
         assert start("chief").communicate(timeout=LONG)[0] == "step 2000 [3.0, -1.0, 0.5]\n"
         assert start("0").wait(LONG) == 0
     with shmacc.AccumulatorGroup.attach("service") as group:

@@ -30,7 +30,7 @@ def _says_what_to_do(words: str, folder: Path) -> bool:
 def test_an_import_in_the_checkout_says_that_the_tree_has_no_extension(tmp_path: Path) -> None:
     ran = run([sys.executable, "-c", _WHERE], ROOT, status=1)
     assert _says_what_to_do(ran.stderr, ROOT)
-    # The same holds for a script there, whatever it imports first.
+    # The same holds for a script beside the source, whatever it imports first.
     (tmp_path / "shmacc").symlink_to(ROOT / "shmacc")
     script = tmp_path / "script.py"
     for first in ("import shmacc.inspection", "from shmacc import attach"):

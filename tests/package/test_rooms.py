@@ -73,7 +73,7 @@ def test_the_lowest_modules_import_nothing_of_the_package() -> None:
 
 @pytest.mark.parametrize("top", [LIBRARY, *sorted((ROOT / "tools").glob("*/shmacc_*"))])
 def test_no_files_import_each_other_in_a_circle(top: Path) -> None:
-    """Imports for annotations count. The test removes files that import no other, repeatedly."""
+    """Imports for annotations count. Files that import no other are removed, until none is left."""
     files = {
         ".".join(path.relative_to(top.parent).with_suffix("").parts): path
         for path in top.rglob("*.py")

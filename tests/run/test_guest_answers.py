@@ -154,7 +154,7 @@ def test_a_chief_that_is_killed_while_it_answers_is_started_again(way: str, gues
 def test_an_exception_of_a_child_is_shown_once(role: str, way: str, guest: Guests) -> None:
     """The uncaught exception has the child's traceback as a note; the child prints none.
 
-    Under the command the child itself prints it.
+    Under `shmacc-run` the child itself prints the exception.
     """
     program = guest(
         f"""

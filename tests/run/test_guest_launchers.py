@@ -35,7 +35,7 @@ def _python(setting: str) -> Launcher:
 
 
 def _make(command: list[str]) -> list[str]:
-    """Make's recipes run in a shell of their own."""
+    """Return a command that runs this one in a recipe of `make`, which starts a shell for it."""
     recipe = shlex.join(command).replace("$", "$$")
     return ["make", "--silent", f"--eval=go: ; @{recipe}", "go"]
 
@@ -147,7 +147,7 @@ def _child_of(pid: int) -> int:
 @needs_pid_1
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_a_run_as_pid_1_leaves_no_zombies(way: str, guest: Guests) -> None:
-    """Each killed worker has started processes, which its caller inherits."""
+    """Each killed worker has started processes, which pid 1, the caller of `run`, inherits."""
     program = guest(
         """
         from pathlib import Path

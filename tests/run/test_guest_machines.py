@@ -10,7 +10,7 @@ from helpers.guest import Guests, every_start_method
 
 @every_start_method
 def test_a_child_of_a_program_without_output_prints_into_nothing(way: str, guest: Guests) -> None:
-    """A C library writes to descriptor 1, whatever it is: it must be no file of the run."""
+    """A C library may write to descriptor 1, so this must not be a file that the run has open."""
     program = guest(
         """
         def lead(): return [os.readlink(f"/proc/self/fd/{number}") for number in range(2)]

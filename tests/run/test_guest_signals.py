@@ -161,7 +161,7 @@ def test_sigusr_goes_to_children_that_handle_it_then_to_the_program(
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_the_command_passes_sigusr_on_and_goes_on(number: signal.Signals, guest: Guests) -> None:
-    """A batch system sends it before a job's time is over: the job saves, and goes on."""
+    """A batch system sends such a signal before a job's time is over: the job saves and goes on."""
     program = guest(LISTENING, way="command", grace=0)
     _send_when_ready(program, number)
     assert program.ends()["result"] == "done"

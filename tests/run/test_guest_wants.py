@@ -1,4 +1,4 @@
-"""A run survives a short lack of descriptors or processes; at its first start it raises.
+"""A run survives a short lack of descriptors or processes; at a first start, it raises.
 
 The tests set the kernel's limits, so that everything that a start needs is refused.
 """
@@ -9,7 +9,7 @@ import pytest
 from helpers.apart import needs_root
 from helpers.guest import Guests, Launcher, prefixed
 
-# A user without other processes, since the kernel counts them; it may read the checkout.
+# The kernel counts each user's processes: this user has no others, and may read the checkout.
 AS_USER: Final = prefixed(
     *("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"),
     *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
@@ -59,7 +59,7 @@ LIMITED: Final = """
 def test_a_run_short_of_a_resource_goes_on_once_it_is_back(
     want: str, way: str, guest: Guests
 ) -> None:
-    """The kernel counts processes by user, so a user of its own runs that program."""
+    """The kernel counts processes by user, so this program's user has no others."""
     guest.folder.chmod(0o777)
     launcher: Launcher = AS_USER if want == "processes" else list
     limit = "6, 1, 1000" if want == "processes" else "7, 3, 1024"
@@ -118,7 +118,7 @@ FEWER: Final = """
 def test_a_first_start_without_descriptors_or_processes_raises_and_leaves_nothing(
     want: str, free: str, way: str, guest: Guests
 ) -> None:
-    """The limit leaves no descriptor or process free, then some more, up to enough."""
+    """The limits leave fewer descriptors or processes free than are needed, and at last enough."""
     guest.folder.chmod(0o777)
     program = guest(
         FEWER,

@@ -1,9 +1,9 @@
 """Counts the lines of the tree's floors, and removes upper floors in a copy, to test the rest.
 
 A floor is a part of the library that lower parts do not need. `floors.py` prints the sizes.
-`floors.py run hosts` removes the first of these, then the second; `floors.py run+hosts` removes
-both; `floors.py each` removes each alone, then all. Arguments after ``--`` choose among the tests
-that remain; by default all of them run. The copy uses this environment's extension unchanged.
+`floors.py run hosts` removes only floor `run`, then only floor `hosts`; `floors.py run+hosts`
+removes both; `floors.py each` removes each alone, then all. Arguments after ``--`` choose among the
+tests that remain; by default all of them run. The copy uses this environment's extension unchanged.
 """
 
 import ast

@@ -50,7 +50,7 @@ class _Markdown:
 
 
 def dead(pages: Iterable[Path], root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each link of these pages whose file below `root`, or anchor in a page, is missing."""
+    """Yield each link of these pages that leads to no file below `root`, or to no anchor."""
     known = {page.resolve(): read(page) for page in pages}
     for page, its in known.items():
         for link in sorted(its.links):

@@ -6,7 +6,7 @@ process also has a segment open whose name is removed.
 
     python -P tools/chores/other_jobs.py
 
-It prints a line when they exist, and removes them at its end. Its status is 1 if one was touched.
+It prints a line when they exist, and removes them at its end. If any was touched, its status is 1.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ class Plan:
     span: int = 64  # words in a piece
     window: int = 5  # how far apart the two words of a pair may be
     draws: int = 256  # noise words of a batch, shared by its pairs
-    negatives: int = 5  # a batch's noise words weigh as this many for each pair
+    negatives: int = 5  # all noise words weigh as much as this many per pair
 
     def __post_init__(self) -> None:
         if not (0 <= self.backup < self.workers and self.steps > 0 <= self.seed):

@@ -1,9 +1,9 @@
 """Answers the shell when somebody presses Tab.
 
 The shell's script (`--completion` prints it) runs this command with `--complete`, the number of the
-word to complete, and the words of the line. The answer has one candidate a line; if asked by
-`--complete-described`, each with a tab and a description. Options come from the parsers, names from
-shared memory.
+word to complete, and the words of the line. The answer has one candidate a line; with
+`--complete-described`, a tab and a description follow each candidate. Options come from the
+parsers, names from shared memory.
 """
 
 from __future__ import annotations

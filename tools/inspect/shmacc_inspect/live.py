@@ -55,8 +55,8 @@ class Keys:
         self._before: list[Any] = []
         self._pending: list[str] = []
         self._old_handlers: dict[int, Any] = {}
-        # A signal handler writes to this pipe to end the `select` in `wait`, which Python would
-        # resume otherwise.
+        # Python resumes the `select` in `wait` after a signal. To end it, the signal's handler
+        # writes to this pipe.
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def __enter__(self) -> Self:

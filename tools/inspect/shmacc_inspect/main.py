@@ -56,7 +56,7 @@ def _parsed(verb: str, arguments: list[str]) -> dict[str, Any]:
     """Return a verb's arguments by name. All words after `--` are names, even if they begin with -.
 
     argparse's parse_intermixed_args would take such words for options. So the parser gets the word
-    "name" in place of each, at the front, where none can be the value of an option.
+    "name" for each of them, in front of all options, where it cannot be an option's value.
     """
     at = arguments.index("--") if "--" in arguments else len(arguments)
     names = arguments[at + 1 :]

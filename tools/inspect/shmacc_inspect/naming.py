@@ -27,9 +27,9 @@ _ALIKE: Final = 0.7  # names that are at least so similar are hints
 def typed_name(name: SegmentName) -> str:
     """Return the name to type for a segment: its shared_name, RUN/NAME, or else its file's name.
 
-    It is the first of these that leads to the segment. A shared_name does not if the segment is in
-    another namespace, damaged or renamed, or if the name looks like that of a file in /dev/shm, a
-    name in a run, an option, or a glob.
+    It is the first of these that leads to the segment. A shared_name does not lead to it if the
+    segment is in another namespace, damaged or renamed, or if the name looks like that of a file in
+    /dev/shm, a name in a run, an option, or a glob.
     """
     for text in (name.shared_name, inspection.in_run(name)):
         if text is not None and not text.startswith("-") and not _is_glob_always(text):
@@ -53,7 +53,7 @@ def cell(name: SegmentName, style: str = "bold") -> Cell:
 def one(text: str) -> SegmentName | None:
     """Return the name that a text means; None: it is a glob, and may mean several segments.
 
-    A text like `w[0]` is a name if there is a segment of this name; if --namespace is a glob, this
+    A text like `w[0]` is a name only if a segment has that name; if --namespace is a glob, this
     holds for any text. A text with `*` or `?` is always a glob, even if a segment has that name.
 
     Raises:

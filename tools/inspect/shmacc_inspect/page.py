@@ -51,7 +51,7 @@ class Column(NamedTuple):
 
     Attributes:
         title: The column's heading.
-        cell: Called with a row's record; returns its text, or cell.
+        cell: Called with a row's record; returns this column's text or `Cell` for the row.
         right: Whether it is aligned on the right, as numbers are.
         rank: On a narrow terminal, columns of the highest rank are left out first; 0: never.
         least: Before columns are left out, cells may be shortened to this many characters; 0:

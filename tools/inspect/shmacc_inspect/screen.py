@@ -127,7 +127,7 @@ class Screen:
 
 
 def _segment_columns(courses: list[Course], place: int, *, both: bool) -> list[Column]:
-    """Return the columns of the table of segments; the one at `place` is selected."""
+    """Return the columns of the table of segments; the segment at `place` is selected."""
     numbers = {course.latest.name: number for number, course in enumerate(courses)}
 
     def mark(now: Interval) -> Cell:

@@ -32,7 +32,7 @@ def main() -> int:
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _fill_closed_streams()
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 has no bars
+        sys.stdout.reconfigure(errors="replace")  # not every encoding has the bars' characters
     from shmacc_inspect import main as command
 
     try:

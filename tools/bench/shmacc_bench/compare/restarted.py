@@ -36,7 +36,7 @@ class Restarted:
         self._processes = {role: self._started(role) for role in roles}
 
     def start_again(self) -> str | None:
-        """Restart the processes that have ended; if one ended too often, return which, in words."""
+        """Restart the processes that have ended; without restarts left, return what has ended."""
         for role, process in self._processes.items():
             if process.exitcode is None:
                 continue

@@ -93,8 +93,8 @@ def _way(name: str) -> Any:
 def train(name: str, *, victim: int | None = None, target: float = TARGET) -> Run:
     """Train until the target is reached; kill the victim (`CHIEF` or a rank) half-way.
 
-    A process that ends before it is asked to is restarted, a few times. The run also ends after a
-    minute without a judgement.
+    A process that ends unasked is restarted, a few times. The run also ends after a minute without
+    a judgement.
     """
     way, run = _way(name), Run(target)
     receiving, sending = CONTEXT.Pipe(duplex=False)

@@ -20,7 +20,7 @@ COLUMNS: Final[Mapping[str, Sequence[str]]] = {
     "NumPy and a lock": ("numpy",),
     "np.add of the same bytes": ("np.add",),
 }
-"""By the title of a column: its peers, of which the fastest counts."""
+"""For each column's title: its peers, of which the fastest counts."""
 
 TORCH, LOCAL, SERVER, NUMPY, ADD = COLUMNS
 Goals = dict[str, float]
@@ -118,7 +118,7 @@ class Peers:
         self._peers: dict[str, Apart | None] = {}
 
     def open(self, name: str, workload: Workload) -> Apart | None:
-        """Return the peer with this workload open; if it cannot, print why and return None."""
+        """Return the peer with this workload open; if the peer fails, print why and return None."""
         try:
             if name not in self._peers:
                 self._peers[name] = None  # stays None if the process cannot start

@@ -52,7 +52,7 @@ def measure(quick: bool) -> Iterator[Table]:
 def _train(
     kind: str, world: int, blocks: int, backups: int, nap: float
 ) -> tuple[list[tuple[float, float]], list[float], list[float]]:
-    """Train by both; return each block's milliseconds a step, processor times, and the losses."""
+    """Train by both sides; return each block's milliseconds a step, processor times, and losses."""
     model, name = Digits(kind), f"bench.{os.getpid()}.ddp"
     with (
         tempfile.TemporaryDirectory() as place,
@@ -79,7 +79,7 @@ def _train(
 
 
 class Digits(nn.Module):  # type: ignore[misc, unused-ignore]
-    """A dense network; if sparse, its input is the mean of the table rows of all pixels' greys."""
+    """A dense network; if `kind` is sparse, its input is the mean of one table row per pixel."""
 
     def __init__(self, kind: str) -> None:
         """Make the model, with the same weights each time."""

@@ -62,4 +62,4 @@ class Peer(ABC):
         return gradient
 
     def shutdown(self) -> None:  # noqa: B027  most have nothing to end
-        """End what outlives an accumulator: a server."""
+        """End what outlives the accumulators, such as a server."""

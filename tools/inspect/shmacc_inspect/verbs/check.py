@@ -64,7 +64,7 @@ def run(*, names: list[str], quiet: bool, everywhere: bool, json: bool) -> None:
 
 
 def _aside(namespace: str | None, checked: Collection[SegmentName]) -> str:
-    """Say how many segments were not checked: their namespaces look like runs' but are none."""
+    """Say how many segments were left out: their namespace looks like a run's, but has no run."""
     if not namespace:
         return ""
     aside = set(inspection.list_names(namespace=f"{namespace}.*")).difference(checked)

@@ -56,7 +56,7 @@ def _leftovers(
             pattern, older_than=older_than, namespace=scope, private=private
         )
         if exact and not leftovers and not inspection.leftovers(pattern):
-            naming.select([name], everywhere=everywhere)  # raises, unless it is in use
+            naming.select([name], everywhere=everywhere)  # raises, unless the segment is in use
         found |= {leftover.file_name: leftover for leftover in leftovers}
     return [found[file_name] for file_name in sorted(found)]
 
