@@ -86,7 +86,7 @@ class PutGradient {
         check_shape(member, gradient.dims());
         if (session_.everywhere()) check_other_lanes(gradient);
         if (member.state.count == 0) start_round(member, gradient.dims());
-        member.state.count += gradient.count();  // cannot overflow: at most the lane's count, likewise the weight
+        member.state.count += gradient.count();  // no overflow: the lane's count and weight are no smaller
         member.state.weight += gradient.weight();
         const MemberGradient::Need more = gradient.prepare(member);
         need.new_rows += more.new_rows;

@@ -32,7 +32,7 @@ class Step : public Operation {
         if (step <= session.state.step) return {0, session.state.restores};
         if (session.state.final.phase == kUpdateBegun)
             refuse_in_update(session.state, "The step cannot move on");
-        // If its update is in the parameters, the round counts as taken: none of its gradients is dropped.
+        // If the round's update is in the parameters, the round counts as taken: none of its gradients is dropped.
         const bool taken = session.state.final.phase == kUpdateIn;
         const int64_t count = session.count(), dropped = taken ? 0 : count;
         session.next_round();

@@ -192,7 +192,7 @@ class Mapping {
             const bool end = region == regions_.size();
             const uint64_t kept = end ? 0 : page_up(recorded(region));
             SHMACC_ASSERT(kept <= kRegionSpan);
-            if (kept == 0 && !end) continue;  // one call for regions that are not in use
+            if (kept == 0 && !end) continue;  // not in use: the next call's hole includes this region
             done = make_hole(from, offset_of(region)) && done;
             from = offset_of(region) + kept;
         }

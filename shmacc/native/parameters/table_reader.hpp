@@ -20,7 +20,7 @@ class TableReader {
         look();
     }
     const ReadRegions& regions() const { return regions_; }
-    // The state that was committed when this was last read.
+    // The committed state that this reader loaded last.
     const MemberState& state() const { return state_; }
     const RecordShape& shape() const { return shape_; }
 

@@ -46,8 +46,8 @@
 // own); only then does the operation change the rows of these records.
 //
 //   Invariant: if journal.generation != generation + 1, the places below `rows` of all members of the current
-//              round contain committed rows. If it is equal, they do once the first journal.records undo records
-//              are put back.
+//              round contain committed rows. Otherwise they do once the first journal.records undo records are put
+//              back.
 //
 // A process that acquires a lane's lock looks for an operation that did not commit (`interrupted`), and undoes
 // it first (`recover`). So the order is the same everywhere: acquire, recover, operate. Each instant of death:
@@ -83,7 +83,7 @@
 //   record, then generation   The generation is stored with release and loaded with acquire: a reader that
 //                 sees a generation sees its whole copy, and the members' copies of that operation.
 //   generation, then the next record   A copy is overwritten once the generation has moved on; a reader that
-//                 loads one of the new words must find the new generation when it loads it again. A store
+//                 loads one of the new words must find the new generation when it looks again. A store
 //                 with release does not order later stores, and one session may commit twice (a recovery and
 //                 then its own operation; a longer undo log before its use). So `commit` begins with a
 //                 store_barrier, which pairs with the load_barrier of `snapshot`. It stands before the words,
@@ -144,7 +144,7 @@ class Committed {
     Record snapshot() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);
-            // This result stays right while the latest generation does not change, unless `settle` runs.
+            // If the latest record is not valid yet (RoundState::needs), the one before it is committed.
             const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
             const Record record = load_words(copies_[generation & 1]);
             load_barrier();

@@ -1,4 +1,4 @@
-// A lane of a segment: its records and memory, and the lock of the process that changes them.
+// A lane of a segment: its records and memory, and the lock that a process needs to change them.
 //
 // An operation works on copies (LaneState; a Member for each member that it touches) and commits them (commit.hpp).
 #pragma once
@@ -152,8 +152,8 @@ class Lane {
         state.round = round;
         state.count = state.weight = 0;
     }
-    // After a restore, lets its commit give the undo log's memory back: the log has all old contents. before: the state
-    // as it was before reserve_undo committed larger sizes. It gets these, so that `give_back` sees the difference.
+    // Lets a restore's commit give back the undo log, which is large: it has all old contents. before: the state before
+    // reserve_undo committed larger sizes. Stores these sizes in it, so that `give_back` sees the difference.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);
@@ -195,7 +195,7 @@ class Lane {
     // that cost at most once in kSmallRounds rounds. Let `most` be the bytes that a region needed in the largest of
     // this round and the kSmallRounds rounds before it:
     //
-    //   a member holds at most 5/4 of `most` and kSpare in that region (in the index: twice that).
+    //   a member holds at most 5/4 of `most`, plus kSpare, in that region (in the index: twice that).
     //
     // Rounds without gradients count. Memory is given back by the first gradient of a later round, or by a take or
     // a new step that finds a member idle for kSmallRounds rounds (AllLanesSession::give_memory_back).

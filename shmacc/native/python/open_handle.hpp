@@ -66,7 +66,7 @@ class OpenHandle {
     }
 
   public:
-    // Runs an operation on the segments of several handles. It must hold none of their locks while it waits.
+    // Runs an operation on the segments of several handles. The operation must hold none of their locks while it waits.
     template <class Handle, class Call>
     static void run_on(const std::vector<Handle*>& handles, Call call) {
         WithoutGil released;
@@ -130,8 +130,8 @@ class OpenHandle {
     // Returns a use for an operation: it keeps the segment open, even if another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
-        // In a forked child: note this handle, since at its end the child must leave each one that it has used. This
-        // comes first: it runs Python, which may raise, or close the handle.
+        // In a forked child: note this handle, since a child that ends must leave each handle that it has used. Do this
+        // first: it runs Python, which may raise, or close the handle.
         if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
             method(nb::module_::import_("shmacc._segment.exit_hooks"), "used_in_child")(object());
             segment().check_file();

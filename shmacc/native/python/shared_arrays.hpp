@@ -74,7 +74,7 @@ class NewArrays {
         for (const Array& array : arrays_) total += reserved_for(array.bytes);
         const std::string what = "the arrays have " + std::to_string(total) + " bytes in total";
         const struct statvfs space = space_of_directory();
-        if (space.f_blocks && total > free_bytes(space))  // without blocks it has no limit (size=0)
+        if (space.f_blocks && total > free_bytes(space))  // no blocks: /dev/shm has no limit (size=0)
             shared_memory_full(what, total, space);
         WithoutGil released;
         uint64_t unchecked = 0, left = total;
@@ -124,7 +124,7 @@ class NewArrays {
     std::vector<Array> arrays_;
 };
 
-// An array's memory in this process. It needs the file only while it is being made.
+// An array's memory in this process. Its constructor alone needs the file.
 class ArrayMapping {
   public:
     // guarded: the guard of a read-only array; nullopt: the array is writable, or this process has no guard.
@@ -147,7 +147,7 @@ class ArrayMapping {
     ArrayMapping& operator=(const ArrayMapping&) = delete;
     void* base() const { return base_; }
 
-    // at_once: see MappedArrays. Returns false if no guard waits for the first write, and the copies cannot be made.
+    // at_once: see MappedArrays. Returns false if there is no guard, and the private copies cannot be made.
     bool release(bool at_once) {
         if (guard_) guard_->release(at_once);
         if (guard_ || writable_) return true;
@@ -221,8 +221,8 @@ class MappedArrays {
     }
 
     // Allows writes to read-only arrays from now on. The first write turns all of them into private copies of this
-    // process. at_once: no process changes the arrays any more, so each page may become a private copy when it is
-    // written. Without a guard, all arrays become private copies here; throws if that fails.
+    // process. at_once: no process changes the arrays any more, so a write need turn only its own page into a private
+    // copy. Without a guard, all arrays become private copies here; throws if that fails.
     void release(bool at_once) {
         for (auto& [place, array] : arrays_)
             if (array.mapping && !array.mapping->release(at_once))

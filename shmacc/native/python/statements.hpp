@@ -21,7 +21,7 @@ class GeneratorBlock {
                         "This round has been entered already; make another one");
         return method(generator_, "send")(nb::none());
     }
-    // error: the exception that leaves the block, and goes on after this; or None.
+    // error: the exception that leaves the block, and that Python passes on after this call; or None.
     void exit(nb::handle error, nb::handle traceback) {
         try {
             if (error.is_none())
@@ -40,7 +40,7 @@ class GeneratorBlock {
         throw std::runtime_error("The block's generator has not ended");
     }
 
-    // For Python's garbage collector: the generator may refer to an object of a subclass of this.
+    // For Python's garbage collector: the generator of a subclass may refer back to its block.
     template <class Visit>
     int visit(Visit visit) {
         return generator_.is_valid() ? visit(generator_.ptr()) : 0;

@@ -37,8 +37,8 @@
 // were sent, go to the handler that was there before; if SIGSEGV was ignored, a sent signal changes nothing.
 // faulthandler.disable() removes this handler if faulthandler was enabled first, and a program may set another one.
 // `stand_guard` sets it again at the next use of the arrays, if no handler is set then; until then a write ends the
-// process. A handler that a program sets afterwards stays, and gets the write as a fault: so call faulthandler.enable()
-// first.
+// process. A handler that a program sets after this one stays, and gets the write as a fault: so call
+// faulthandler.enable() first.
 //
 // With SHMACC_GUARD=0 in the environment when a process gets its first read-only array, it has no handler and no hooks,
 // and the kernel ends a process that writes.
@@ -98,7 +98,7 @@ struct ReadOnlyArray {
     };
     Undone undo() const {
         const auto drop = [this](int advice) { return madvise(memory(), bytes, advice) == 0; };
-        // In this order: a write in between faults, and is undone by the next call.
+        // Read-only first: a write after that faults, and the next undo_writes undoes it.
         const bool read_only = mprotect(memory(), bytes, PROT_READ) == 0;
         if (read_only && drop(MADV_DONTNEED)) return {true, kUndone};
         if (read_only && drop(MADV_DONTNEED_LOCKED)) {
@@ -266,7 +266,7 @@ inline bool stand_guard() {
         const nb::object hooked = method(nb::module_::import_("os"), "register_at_fork");
         checked(PyObject_Call(hooked.ptr(), nb::tuple().ptr(), fork_hooks));
     }
-    // A new one each time, since a handler may be reading the old one.
+    // A new object each time, since a handler may be reading the old one.
     if (!before || before->sa_flags != now.sa_flags || before->sa_handler != now.sa_handler)
         handler_before = new struct sigaction(now);
     if (!set_handler())

@@ -121,7 +121,7 @@ class Operation {
         session.commit();
         let_others_go_on(session);
     }
-    // Call it before a wait for this round's end. Returns true if the round was offered to this thread; it is given up.
+    // Call it before a wait for this round's end. If the round was offered to this thread: gives it up, returns true.
     bool give_up_offered(const RoundHolder& holder) {
         switch (segment_.own_round().to_this_thread(holder)) {
             case OwnRound::Whose::kOthers:

@@ -1,9 +1,9 @@
 // The locks that an operation holds, and the recovered state on which it works.
 //
-// An apply holds the lock of one lane (LaneSession), so as many applies as there are lanes can run at a time.
-// An operation that changes what all lanes share, or reads the whole round, holds all locks (AllLanesSession).
-// All locks are acquired in order of lanes; but a process waits long for a lock only while it holds none: signal
-// handlers run in that wait, and may use the accumulator.
+// An apply holds the lock of one lane (LaneSession), so applies in different lanes run at the same time. An operation
+// that changes what all lanes share, or reads the whole round, holds all locks (AllLanesSession). All locks are
+// acquired in order of lanes; but a process waits long for a lock only while it holds none: signal handlers run in that
+// wait, and may use the accumulator.
 #pragma once
 
 #include "protocol/round_shape.hpp"
@@ -207,7 +207,7 @@ class LaneSession {
         lane().commit(state, members_);
         lane().give_back(before, state);
     }
-    // Commits the round and the lane. The round counts from the lane's commit on.
+    // Commits the round and the lane. Both take effect with the lane's commit.
     void commit_with_round() {
         SHMACC_ASSERT(lane().has_begun());
         round.needs = state.generation + 1;

@@ -76,7 +76,7 @@ class KeptMemory {
         return madvise(reinterpret_cast<void*>(page_up(begin)), end / kPage * kPage - page_up(begin),
                        MADV_FREE) == 0;
     }
-    // This is not cached: limits change, and a piece of this size costs milliseconds anyway.
+    // The answer is not cached: limits change, and a piece of this size costs milliseconds anyway.
     static bool address_space_is_free() {
         for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
             rlimit limit{};

@@ -138,9 +138,9 @@ class Index {
         __builtin_prefetch(&buckets_[at], 1);
         return {static_cast<uint32_t>(at), tag(hash)};
     }
-    // Whether buckets can be those of an index: they have its stamp or an older one, and are filled from the front. The
-    // first function checks the buckets that a search for the row passes if it is absent, the second all. generation:
-    // the current one, the largest of all stamps. (From 2^32 on, stamps do not tell which is older.)
+    // Whether buckets can be those of an index: they have its stamp or an older one, and are filled from the front.
+    // is_sound checks all; is_sound_around checks those that a search for an absent `row` passes. generation: the
+    // current one, the largest of all stamps. (From 2^32 on, stamps do not tell which is older.)
     bool is_sound_around(int64_t row, uint64_t generation) const {
         uint64_t at = home(hash_(row));
         for (uint64_t probe = 0; probe < count_; ++probe) {
