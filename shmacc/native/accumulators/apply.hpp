@@ -21,7 +21,7 @@ class Apply : public Operation {
                                 lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded(attempt.refused);
             if (!attempt.waited) activity.now(kApplies);
-            // Load it before the queue is read: a take that leaves after that, without a lock, changes the word.
+            // Load this word before the queue is read: a take that leaves later, without a lock, changes it.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             Verdict verdict = judge(session, request, attempt);
             if (verdict.overdue) {
@@ -56,7 +56,7 @@ class Apply : public Operation {
         }
     }
 
-    // For a gradient that does not fit the round: drops it if it is stale, and returns whether it was.
+    // Drops a gradient that does not fit the round, if it is stale. Returns whether it is stale.
     bool drop_if_stale(ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock, kAppliesIt);
         LaneSession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
@@ -88,7 +88,7 @@ class Apply : public Operation {
     }
 
   private:
-    // The last attempt that failed because it needed memory that is kept free for others.
+    // The last attempt that failed because its memory is kept free for other programs (Header::kept_free).
     struct Refused {
         uint64_t needed = 0;  // bytes; 0: there was none
         uint64_t round = 0;
@@ -124,7 +124,7 @@ class Apply : public Operation {
         Verdict but(What other, Activity why = kApplies) const {
             return {other, why, open, pending, head, heads, overdue};
         }
-        // Returns what to do if the gradient needs memory that is kept free for others.
+        // Returns what to do if the gradient needs memory that is kept free for other programs.
         Verdict after_refusal() const { return pending == 0 ? but(kGiveBack) : but(kWait, kWaitsForRoom); }
     };
 
@@ -260,11 +260,11 @@ class Apply : public Operation {
         return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // Adds the gradient. Returns false if it needs memory that is kept free for others; then nothing has changed.
-    // Regions grow only in `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry has been
-    // written. `roll_back` gives back the regions that had grown before the refusal; no commit has recorded them.
-    // (reserve_undo commits what it grows, but it is the last to grow.) A death meanwhile leaves pages that no commit
-    // records, as in any apply that grows.
+    // Adds the gradient. Returns false if it needs memory that is kept free for other programs; then nothing has
+    // changed. Regions grow only in `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry
+    // has been written. `roll_back` gives back the regions that had grown before the refusal; no commit has recorded
+    // them. (reserve_undo commits what it grows, but it is the last to grow.) A death meanwhile leaves pages that no
+    // commit records, as in any apply that grows.
     //
     // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If no
     // gradient is pending, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give

@@ -51,7 +51,7 @@ class PaceKeeper {
     void find_late(int64_t step, int64_t gradients) {
         Entries<Participant>& table = segment_.presence().table();
         const uint32_t top = table.size();
-        // Looks at a few entries per gradient at most: otherwise many processes would slow takes of few gradients.
+        // Looks at a few entries per gradient at most, so that takes of few gradients stay fast among many processes.
         if (top > 64 + 4 * static_cast<uint64_t>(gradients)) return;
         const Participant* last = nullptr;
         double sum = 0;  // of the times at which the others came

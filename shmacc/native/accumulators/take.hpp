@@ -143,8 +143,8 @@ class Take : public Operation {
     struct Verdict {
         enum What { kHandOut, kHandleSignals, kTimeOut, kJoin, kWait } what;
         bool nothing = false;  // kHandOut: the round belongs to another take; this take gets an empty one
-        uint32_t next = WaitQueue::kNobody;  // else: another take that can be served
-        RoundHolder in_the_way = {};  // else: the holder of the open round, if there is one
+        uint32_t next = WaitQueue::kNobody;  // not kHandOut: another take that can be served
+        RoundHolder in_the_way = {};  // not kHandOut: the holder of the open round, if there is one
     };
 
     // Decides what the take does next. Changes nothing, but removes dead takes at the head of the queue.
@@ -260,8 +260,8 @@ class Take : public Operation {
             interruption_.check();
             entry.check_cancelled();
             if (past(request.deadline)) return;
-            // Not woken. Still, this take may be the head, or behind a dead one. This matters only if enough gradients
-            // are pending: otherwise the apply that adds the last one removes dead takes and wakes the head.
+            // Not woken. Still, this take may be the head, or behind a dead take. This matters only if enough gradients
+            // are pending; if not, the apply that adds the last of them removes dead takes and wakes the head.
             const Totals now = totals(segment_);
             if ((now.count >= request.num_required || is_final(now.round)) && !round_is_open(now.round)) {
                 const uint32_t head = queue.head();

@@ -318,7 +318,7 @@ struct Header {
     uint64_t keeper;  // the token of the process that removes the names at its end; or kNotKept, or kToBeKept
     alignas(64) uint64_t generation;
     uint64_t finished;  // greater than RoundState::restores: nothing is accepted or taken any more
-    uint64_t kept_free;  // what the segment leaves to others when it grows (kept_word)
+    uint64_t kept_free;  // bytes that the segment leaves to other programs when it grows, as a kept_word
     alignas(64) RoundState state[2];
     alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free

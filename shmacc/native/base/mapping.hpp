@@ -2,9 +2,9 @@
 // fixed regions, or the regions of one lane, which the lane's lock guards.
 //
 // Two rules prevent SIGBUS. First, a process touches memory only after it has itself reserved the memory with
-// posix_fallocate, which fails harmlessly if /dev/shm is full (else: pytorch#5040, kubernetes#28272). A record that
-// another process has reserved the memory is not enough: it may be wrong, and to touch a missing page raises SIGBUS
-// if /dev/shm is full. Second, every operation begins with a check of the file's size (OpenSegment::check_file),
+// posix_fallocate, which fails harmlessly if /dev/shm is full (without that: pytorch#5040, kubernetes#28272). A record
+// that another process has reserved the memory is not enough: it may be wrong, and to touch a missing page raises
+// SIGBUS if /dev/shm is full. Second, every operation begins with a check of the file's size (OpenSegment::check_file),
 // since another process might truncate the file.
 //
 //   Invariant: under the lock, [0, proved) of a region is mapped, has been reserved by this process, and is no

@@ -42,9 +42,9 @@
 //
 // If a reader finds no such place, or another stamp afterwards, then this very id has changed, or the index is not
 // current any more. So the reader loads the state again, and searches again if the index is another one. (It compares
-// the index's stamp, not its region: a new index is built in the region of the second last one, which a reader that
-// slept may still be reading.) An id that is in the table at g is in the index of g, and entries are neither removed
-// nor moved. So a reader never misses an id that was in the table when it began and was not removed since.
+// the index's stamp, not its region: a new index is built in the region of the last but one, which a reader that slept
+// may still be reading.) An id that is in the table at g is in the index of g, and entries are neither removed nor
+// moved. So a reader never misses an id that was in the table when it began and was not removed since.
 //
 // No memory is given back to the system, since a reader may be in any region at any time: reading a hole would fill it,
 // or kill the reader if /dev/shm is full.
@@ -71,7 +71,7 @@ inline RecordShape record_of(const MemberSpec& spec) {
     const SlotShape slots = slots_of(spec.optimizer, *spec.round);
     return {width, width / slots.group, slots};
 }
-// The contents that a row has when it comes into the table, and that readers see before that.
+// The first contents of a row. Readers also see them for an id that is not in the table.
 template <class T>
 void first_row(const MemberSpec& spec, int64_t id, T* row, uint64_t width) {
     initial_row(spec.table, id, row, width);
@@ -138,7 +138,7 @@ class Table {
             places_[i] = static_cast<int64_t>(place);
             if (place == kAbsent) fresh_.push_back(i);
         };
-        // A change that replaces all rows needs no index, and rebuilds a damaged one.
+        // A change that replaces all rows needs no index, and rebuilds a damaged index.
         rebuilds_ = removal.all_others && !index_.is_sound();
         if (rebuilds_)
             find_without_index(changed, known, found);

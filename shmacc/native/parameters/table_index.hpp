@@ -84,8 +84,8 @@ class TableIndex {
         }
         return state_.index_buckets == 0 || now().is_sound(member_.lane_state().generation);
     }
-    // Checks the buckets where new ids go, and compares as many rows elsewhere. So damage that comes after this process
-    // has compared all rows is found before it hides many. fresh: positions of the new ids in ids.
+    // Checks the buckets where new ids go, and compares as many other rows with the index. So damage that comes after
+    // this process has compared all rows is found before it hides many. fresh: positions of the new ids in ids.
     void check_around(const int64_t* ids, const std::vector<uint32_t>& fresh) {
         if (rows_ == 0 || state_.index_buckets == 0) return;
         const Index index = now();

@@ -131,7 +131,7 @@ class TableReader {
         }
     }
 
-    // PlacesInUse that fetches the rows as well.
+    // PlacesInUse whose `fetch` prefetches the rows, too.
     struct Fetching : PlacesInUse {
         Fetching(const PlacesInUse& known, const unsigned char* records, uint64_t stride, uint64_t bytes)
             : PlacesInUse(known), records_(records), stride_(stride), bytes_(bytes) {}
@@ -152,7 +152,7 @@ class TableReader {
             const uint64_t generation = lane_.committed().snapshot().generation;
             MemberStates& states = lane_.states(member_);
             state_ = load_words(states.copies[current_copy(states, generation)]);
-            // A copy that is being overwritten fails its checksum. If it is of a later generation, read both again.
+            // A copy that is being overwritten fails its checksum, or has a later generation: load both again.
             if (state_.generation <= generation && state_.checksum == checksum_of(state_)) {
                 known_.generation = generation;
                 break;

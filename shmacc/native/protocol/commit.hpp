@@ -20,7 +20,7 @@
 // Two operations change both records: `restore` starts a new round with contents in the first lane; a change of
 // parameters (update.hpp) commits the arrays and the step together. Each holds all locks and stores the
 // RoundState first, with the generation that the lane will have (RoundState::needs). The lane's commit then
-// commits both; until then the previous RoundState counts. If the process dies in between, `settle` takes the
+// commits both; until then the previous RoundState counts. If the process dies before that, `settle` takes the
 // RoundState's generation back, before the lane can reach the needed generation.
 //
 // Members' copies are written only between `begin` and the commit, over the copies that are not current. If the
@@ -170,7 +170,7 @@ class Committed {
     // Whether the record is of the generation that this process has read or committed last.
     bool is_current(const Record& record) const { return record.generation == load_relaxed(current_); }
     // The generation of the record that `snapshot` would return. A restore changes it only with the second of
-    // its two commits, even if its process is stopped in between.
+    // its two commits, even if its process is stopped between the two.
     uint64_t generation() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);

@@ -122,7 +122,7 @@ class Departures {
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) table_.last_use(i);
     }
 
-    // Returns the processes that have taken, if all of them are gone; else none. Needs no lock.
+    // Returns the processes that have taken if all of them are gone, else nothing. Needs no lock.
     std::vector<Departure> chiefs() {
         std::vector<Departure> chiefs;
         bool led = false;

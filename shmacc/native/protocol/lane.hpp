@@ -75,7 +75,7 @@ class Lane {
     bool interrupted(const LaneState& state) const {
         return load(header_.journal.generation) == state.generation + 1;
     }
-    // Needs the lock. The current state, which may be `interrupted`.
+    // Needs the lock. Returns the current state; ask `interrupted` whether an operation must be undone first.
     LaneState current() {
         begun_ = false;
         const LaneState state = committed_.current();
@@ -163,7 +163,7 @@ class Lane {
     void give_back(const LaneState& before, const LaneState& now) {
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             if (now.reserved[region] < before.reserved[region]) {
-                SHMACC_ASSERT(may_begin());  // else the memory may be in use
+                SHMACC_ASSERT(may_begin());  // after `begin`, the operation may be using the memory
                 mapping_.punch(region, now.reserved[region]);
             }
     }

@@ -9,7 +9,7 @@
 // A dead process leaves its token behind. No other process gets the entry until a sweep, under a lane's lock,
 // has removed the dead process's takes from the queue. A newcomer that looks at such an entry holds the first
 // byte for a moment, but never the second: so even a newcomer that is stopped there does not make a dead
-// waiter look alive. A newcomer that found entries of dead processes sweeps once it has an entry; if none was
+// waiter look alive. A newcomer that found entries of dead processes sweeps as soon as it has an entry; if no entry was
 // free, it sweeps before it searches again. So forked children that come and die do not use up the entries.
 //
 // Entries from `top` on are never looked at. `top` rises before a token is written. A sweep lowers `top` entry
@@ -38,11 +38,11 @@
 // A worker is a process that has applied, or has said which contributor it is: `contributor` without `applied_ns`. It
 // says so in one store, before its first gradient is looked at; a death before that store is not reported.
 //
-// `applied_ns` and `took_ns` are set before the commit that they announce: a process that dies in between is
+// `applied_ns` and `took_ns` are set before the commit that they announce: a process that dies between the two is
 // reported as if it had applied (or taken), as it was about to. An operation adds its bit to `roles` before it does
 // anything else. No operation reads `roles`: they tell inspection what a process was there for. Each instant of death:
 //   before the role is added        the process is not known to have done this, and it has changed nothing.
-//   after that                      the process counts as one that does this, as it was about to.
+//   after it is added               the process counts as one that does this, as it was about to.
 //   in claim, before the token      the entry is free.
 //   in fail, before `failures`      the process counts as dead, not as failed.
 //   in leave, before the token      the process counts as dead; if it had failed, with the reason of its failure.

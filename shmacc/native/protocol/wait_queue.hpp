@@ -5,7 +5,7 @@
 // number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
 // or is cancelled has consumed nothing.
 //
-//   join    under all lanes' locks: stores the fields, then the ticket. A process that dies in between has not joined.
+//   join    under all lanes' locks: stores the fields, then the ticket. A process that dies before that has not joined.
 //   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
 //   cancel  one store cancels every ticket given so far; a count tells takes that wait for the lock and have no
 //           ticket yet. The waiters see the cancel when woken; or when their slice ends, if the cancelling
@@ -15,7 +15,7 @@
 //   order   a take that joins stores its ticket, then looks for the head, a cancel and a closed handle. A take
 //           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
 //           of the two sides must see the other's store, or a waiter would sleep through a slice that should
-//           have ended early. So both sides have a full_barrier in between (every processor lets a load pass an
+//           have ended early. So each side has a full_barrier between the two (every processor lets a load pass an
 //           earlier store). For all else it is enough to store a word last and to load it first: a ticket after
 //           the fields of its entry, a futex word after the change that it announces.
 //   death   a take or an apply may find an entry in front of it whose process is proved dead. It sweeps that

@@ -209,7 +209,7 @@ Descriptor open_file(nb::handle path, int flags, mode_t mode) {
 }
 
 // nanobind's table of instances grows when there are more instances than ever before, in functions that are `noexcept`:
-// without memory that would end the process. So it grows here, to what few processes need, and never shrinks.
+// there a lack of memory would end the process. So it grows here, to what few processes need, and never shrinks.
 void make_room_for_instances() {
     std::vector<nb::object> made(1000);
     for (nb::object& each : made) each = nb::cast(Descriptor());
@@ -221,7 +221,7 @@ int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : exec
 }  // namespace
 }  // namespace shmacc
 
-// NB_MODULE defines PyInit__core, here under another name. The PyInit__core below, which Python calls, calls that.
+// NB_MODULE defines PyInit__core, here renamed. Python calls the PyInit__core below, which calls the renamed one.
 #define PyInit__core init_by_nanobind
 extern "C" PyObject* init_by_nanobind();
 NB_MODULE(_core, m) {

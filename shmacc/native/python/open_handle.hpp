@@ -187,7 +187,7 @@ class OpenHandle {
     }
 
     // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
-    // Skips a handle that another thread has made but not entered yet, since that has no lock.
+    // Skips a handle that another thread has made but not entered yet: such a handle has no lock.
     static void recover_parameters(uint64_t token, int64_t deadline) {
         std::vector<std::pair<OpenHandle*, nb::object>> found;  // the object keeps the handle alive
         for (OpenHandle* handle : parameters_)
@@ -277,8 +277,8 @@ class OpenHandle {
         return reason_of(error, presence.claimed() ? presence.token() : 0);
     }
     // Whether closing this handle finishes the run: if it removes the names, nobody can take any more. Only the
-    // creator's handle does so, not a forked child's. The names are removed first: if the process dies in between, no
-    // name must lead to a finished run.
+    // creator's handle does so, not a forked child's. The names are removed before the run is finished: at no instant
+    // may a name lead to a finished run.
     bool finishes() const {
         return segment_ && owns_ && maker_.is_here() && !has_arrays((*segment_)->config().kind) &&
                (*segment_)->file().status().intact;

@@ -83,7 +83,7 @@ class RoundBlock {
         if (consumed_) handle().note_taken(round());
         return consumed_ ? make_(taken_) : nb::none();
     }
-    // Hands the coroutine the round that a thread has opened for it. Returns false if it was given up meanwhile.
+    // Hands the coroutine the round that a thread has opened for it. Returns false if the round was given up meanwhile.
     bool hold() { return serial() != 0 && handle().hold_round(serial()); }
     bool is_open() { return serial() != 0 && handle().holds_round(serial()); }
     bool is_of(nb::handle handle) const { return handle_.is(handle); }

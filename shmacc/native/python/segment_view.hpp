@@ -204,7 +204,7 @@ class SegmentView : public SegmentReader {
     //
     // Gradients may arrive while the copies are made. Within a round a row keeps its place and its number, and its
     // entry in the index keeps its position until the index is replaced; so rows that were there before are compared
-    // with an index that is read later. This is also so for a table of parameters, whatever updates end meanwhile: a
+    // with an index that is read later. The same holds for a table of parameters, whatever updates end meanwhile: a
     // place that, by its stamp, was given at the generation of the first look has had its id all the time (table.hpp).
     nb::object compare() const {
         const bool by_id = specs_[member_].kind == kTable;

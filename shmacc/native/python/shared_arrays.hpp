@@ -10,8 +10,8 @@
 // For this the arrays are reserved and written in a file without a name: a full /dev/shm, a signal handler that raises,
 // or the death of the creator at any instant leaves nothing behind, and nobody sees an array that is half written.
 // When a process dies, what it has written into shared arrays stays: nothing records what to undo. Parameters are
-// written by updates alone (parameters/update.hpp). If the arrays cannot fit, none of them is reserved: otherwise other
-// processes would find /dev/shm full for a while, and a container would exceed its memory.
+// written by updates alone (parameters/update.hpp). If the arrays cannot fit, none of them is reserved: to try would
+// fill /dev/shm for other processes for a while, and make a container exceed its memory.
 //
 // No lock is taken. A NumPy array that was handed out is the mapping itself. The mapping lives for as long as the array
 // or a view of it (numpy#23305), even if the handle, the descriptor or the name is gone. A process reserves an array
@@ -28,7 +28,7 @@
 
 namespace shmacc {
 
-// The bytes that an array occupies: whole pages. An array without elements has one too, since a mapping is not empty.
+// The bytes that an array occupies: whole pages, and at least one, since a mapping cannot be empty.
 inline uint64_t reserved_for(uint64_t bytes) { return page_up(std::max<uint64_t>(bytes, 1)); }
 
 // region: an index into kArrayRegions.

@@ -1,8 +1,8 @@
 // Changes that must happen together with the end of a Python statement: a block begins, or a loop gets a step.
 //
 // A signal handler may raise between any two instructions of Python, and after each call, but not in the extension. So
-// a Python function cannot safely change an object and return: if an exception comes in between, the object says that
-// the caller has something that it does not have. These objects change in the call that returns.
+// a Python function cannot safely change an object and return: if an exception comes between the two, the object says
+// that the caller has something that it does not have. These objects change in the call that returns.
 #pragma once
 
 #include "python/handle.hpp"

@@ -207,7 +207,7 @@ class HeldRounds {
         HeldRounds& held_;
     };
 
-    // Throws if this thread has a round open: it would wait for an end that only the thread itself can bring about.
+    // Throws if this thread has a round open: only the thread itself can end it, so it would wait in vain.
     void refuse_in_round() const {
         for (const Held& round : rounds_)
             if (round.thread == this_thread() && round.opened.is_here())

@@ -30,7 +30,7 @@
 // Limits. A step from elsewhere (a queue, another handle) falls under rules 2 and 3: without a read by this handle, its
 // gradients are dropped after a restore. A pool's late gradient of an old timeline is accepted if the pool's dispatcher
 // has meanwhile read the same step in the new one. A current gradient is dropped if another thread reads the step for
-// it, and its own thread last read that very number before the restore: that looks like rule 1.
+// it, and its own thread last read that very number before the restore: then rule 1 misleads.
 #pragma once
 
 #include <optional>
@@ -66,7 +66,7 @@ class Reads {
             older_ = std::max(older_, read.step);
         }
     }
-    // Notes a read by the calling thread or task. Without memory for that, only `note` has an effect.
+    // Notes a read by the calling thread or task. If memory runs out, does only what `note` does.
     void note_own(const StepRead& read) noexcept {
         read_in_ = fork_generation;
         keep(read, fork_generation);

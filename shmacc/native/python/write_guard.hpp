@@ -8,8 +8,8 @@
 //   - Let a signal handler name the array before the process dies. But the program is lost.
 //   - Both together, as here. The handler makes the array's pages private and writable, so the write succeeds, in
 //     pages of this process alone. It also asks the interpreter to raise an exception as soon as it can. The
-//     interpreter calls `undo_writes` before it raises; so does each use of the arrays through this library. It drops
-//     the private pages, so the array is the shared one again, and read-only.
+//     interpreter calls `undo_writes` before it raises; so does each use of the arrays through this library. That call
+//     drops the private pages, so the array is the shared one again, and read-only.
 //
 // For this, read-only arrays are mapped MAP_PRIVATE. In Linux a private page that was never written is the file's page
 // and shows what others write, like MAP_SHARED; a written page becomes this process's own, and MADV_DONTNEED turns it
@@ -173,7 +173,7 @@ inline void pass_on(int number, siginfo_t* info, void* context) {
     if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(number);
     sigaction(SIGSEGV, &before, nullptr);
     if (!sent) return;  // a real fault happens again after the return
-    // Raised again at once: if the process survives that (as the first process of a container does), the guard stays.
+    // Raise the signal again; if the process survives it (as a container's first process does), set the guard again.
     sigset_t this_one, blocked;
     sigemptyset(&this_one);
     sigaddset(&this_one, SIGSEGV);

@@ -32,7 +32,7 @@
 //   after the second linkat         there is a complete segment that no process has attached.
 //   between mark and unlink         the next process that attaches finishes the removal.
 //   between the two unlinks         a semaphore is left, as above.
-//   before the second check         the same, if the process has replaced a missing semaphore of a segment
+//   before the second check         a semaphore is left, if the process has made a missing one for a segment
 //                                   that was then removed.
 //
 // Rejected: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made

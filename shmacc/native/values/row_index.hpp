@@ -6,7 +6,7 @@
 // choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the places whose tags
 // match: their row numbers decide. Entries are filled from the front and never freed one by one, so a search ends at
 // the first free entry. A bucket counts as empty if its stamp is not the round's, so a new round empties all by a new
-// stamp. (An accumulator uses its first places. In a table of parameters each place says whether it is in use:
+// stamp. (In an accumulator the first places are in use. In a table of parameters each place says whether it is:
 // table.hpp.)
 //
 // 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
