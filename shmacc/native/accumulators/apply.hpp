@@ -67,8 +67,8 @@ class Apply : public Operation {
     }
 
     // For Load: replaces all gradients by the request's, and the step by the request's step. Ends an open round; a
-    // finished accumulator goes on. Afterwards `commit_replaced` commits it, or `session.roll_back` undoes it. If this
-    // throws, nothing has changed. session: has all lanes' locks.
+    // finished accumulator is usable again. Afterwards `commit_replaced` commits it, or `session.roll_back` undoes it.
+    // If this throws, nothing has changed. session: has all lanes' locks.
     void replace(LaneSession& session, const ApplyRequest& request) {
         RoundState& round = session.round;
         SHMACC_ASSERT(session.held() && session.everywhere());
@@ -149,8 +149,8 @@ class Apply : public Operation {
         return attempt.refused.still(session, pending, segment_.file()) ? verdict.after_refusal() : verdict;
     }
 
-    // The only sleep of an apply, without a lock: until the step moves on, a take or a round ends, or the deadline
-    // passes.
+    // The only place where an apply sleeps, without a lock: until the step moves on, a take or a round ends, or the
+    // deadline passes.
     void wait(const Verdict& verdict, uint32_t seen, const RoundHolder& holder, int64_t deadline,
               ActivityScope& activity, Attempt& attempt) {
         if (past(deadline)) apply_deadline_exceeded(attempt.refused);

@@ -174,7 +174,7 @@ struct RoundState {
         uint64_t spread;  // the number of the round whose contributors may be in any lane, after a partial
         int64_t begun;  // a copy of parameters: gradients of steps before this may come from a half-made change
     };
-    uint64_t needs;  // the record is valid from this generation of the first lane on
+    uint64_t needs;  // the record is valid once the first lane has reached this generation
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
     uint64_t restores;  // how many restores there were, ever; see Header::finished
     RoundHolder holder;

@@ -152,9 +152,9 @@ class SegmentReader {
                          &stored, sizeof stored);
         return stored;
     }
-    // Returns the viewed member's places as committed. undo_records: how many complete undo records the operation has
-    // that runs in the viewed lane, or died there. This puts them back in its copy, as a recovery would
-    // (undo_rows.hpp). If an operation ran meanwhile, the records do not fit the snapshot, and may look damaged.
+    // Returns the viewed member's places as committed: a copy, into which the first `undo_records` records of the
+    // viewed lane's undo log are put back, as a recovery would do it (undo_rows.hpp). If an operation ran meanwhile,
+    // the records do not fit the snapshot, and may look damaged.
     std::vector<RowPlace> committed_places(uint64_t undo_records) const {
         const Snapshot seen = snapshot();
         std::vector<RowPlace> places(rows_of_round(seen));

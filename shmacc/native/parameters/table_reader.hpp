@@ -52,7 +52,7 @@ class TableReader {
     // Copies `width` numbers of each id's record, from number `from` on. An id that is absent has initial contents.
     template <class T>
     void copy(const int64_t* ids, uint64_t count, uint64_t from, uint64_t width, T* to) {
-        const DefaultFloats floats;  // an absent row is to the bit what an update will make
+        const DefaultFloats floats;  // so an absent row has the same bits as the row that an update will make
         const auto absent = [&](uint64_t i) {
             if (from == 0) return first_row(spec_, ids[i], to + i * width, width);
             const auto slot = static_cast<uint32_t>((from - shape_.width) /

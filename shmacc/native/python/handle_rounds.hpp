@@ -17,7 +17,7 @@ class HandleRounds : public OpenHandle {
         const KeptRounds dropped = closed() ? std::exchange(kept_, {})
                                             : KeptRounds();  // last, since it may run Python
     }
-    // Closes the handle at the end of a process. Also leaves the segment if the process has other handles on it, as a
+    // Closes the handle at the end of a process. Leaves the segment even if the process has other handles on it: a
     // forked child has its parent's handles.
     void leave(nb::handle error) {
         if (!segment_) return;

@@ -67,8 +67,7 @@ class NewArrays {
 
     // Reserves all arrays, then writes them. If they do not fit, throws before it touches a page (or later, if others
     // take the room meanwhile). This takes long, so it runs without the GIL: the file has no name, so no other thread
-    // finds it. If another thread forks meanwhile, the child inherits the descriptor, and with it the memory, as
-    // always.
+    // finds it. If another thread forks meanwhile, the child inherits the descriptor, and with it the memory.
     void fill(const SegmentFile& file, const Config& config) const {
         uint64_t total = 0;
         for (const Array& array : arrays_) total += reserved_for(array.bytes);

@@ -9,8 +9,8 @@
 
 namespace shmacc {
 
-// Runs a generator as the block of a ``with`` statement, as contextlib.contextmanager does. An exception comes either
-// within the generator, which undoes what it has begun, or within the block, which the generator then ends.
+// Runs a generator as the block of a ``with`` statement, as contextlib.contextmanager does. An exception is raised
+// either inside the generator, which then undoes what it has begun, or inside the block, and the generator gets it.
 class GeneratorBlock {
   public:
     explicit GeneratorBlock(nb::object generator) : generator_(std::move(generator)) {}

@@ -73,7 +73,7 @@ class Reads {
     }
     // Notes a read that another process has passed on: a forked child's parent, or the process that made a pickle.
     void inherit(const StepRead& read) noexcept { keep(read, kAnothers); }
-    // Notes that a gradient was dropped because this timeline is newer. 0: it was dropped for another reason.
+    // Notes that a gradient was dropped. timeline: the current one, which is newer; 0: dropped for another reason.
     void told(int64_t local_step, uint64_t timeline) {
         if (local_step == kNeverStale) told_ = std::max(told_, timeline);
     }

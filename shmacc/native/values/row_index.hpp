@@ -226,7 +226,7 @@ class Index {
             return true;
         }
         if (span < rows && known.have(first + span, keys[count - 1])) {
-            // Keys ascend from keys[0] to keys[count - 1]. But a caller's memory may change meanwhile, so the bound is
+            // Keys ascend from keys[0] to keys[count - 1]. But a caller's memory may change meanwhile, so each place is
             // checked, too.
             auto expected = [&](uint32_t i) {
                 return first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));
