@@ -25,7 +25,7 @@ class PaceKeeper {
   public:
     explicit PaceKeeper(OpenSegment& segment) : segment_(segment), pace_(segment.header().pace) {}
 
-    // A take is about to get this round. called: when it was called; required: how many gradients it required.
+    // Call when a take gets this round. called: when the take was called; required: how many gradients it required.
     void got(const RoundState& round, int64_t required, int64_t gradients, int64_t called) {
         SHMACC_ASSERT(segment_.has_all_locks());
         const int64_t until = pace_.until_ns, now = timestamp_ns(), from = std::max(called, until);
@@ -34,7 +34,7 @@ class PaceKeeper {
         store_relaxed(pace_.until_ns, now);
         if (now > from && required > 1 && gradients > 1) find_late(round.step, gradients);
     }
-    // The block of the round that was opened at `opened` has ended in order.
+    // Call when the block of the round that was opened at `opened` has ended in order.
     void left_block(int64_t opened) {
         SHMACC_ASSERT(segment_.has_all_locks());
         const int64_t now = timestamp_ns();

@@ -102,7 +102,7 @@ class PutGradient {
             if (other.state.round == session_.round.round) check_shape(other, gradient.dims());
         }
     }
-    // Calls act for each member's gradient. Adds the member's name, if it has one, to an error.
+    // Calls act for each member's gradient. An error gets the member's name, if the member has one.
     template <class Act>
     void of_each(Act act) {
         for (size_t i = 0; i < request_.member_count; ++i) {

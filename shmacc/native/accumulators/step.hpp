@@ -45,7 +45,7 @@ class Step : public Operation {
         return {dropped, session.state.restores};
     }
 
-    // Ties the accumulator to the parameters with that token. Returns false if it belongs to other parameters.
+    // Ties the accumulator to the parameters with this token. Returns false if it is tied to other parameters already.
     bool belong_to(uint64_t parameters) {
         if (segment_.round().snapshot().final.parameters == parameters) return true;
         AllLanesSession session(segment_, monotonic_ns() + kLockPatience, interruption_);

@@ -205,7 +205,7 @@ class Mapping {
         regions_[region].proved = std::min(regions_[region].proved, recorded);
     }
 
-    // Whether the memory up to `end` is a region's, mapped and reserved.
+    // Whether this region is mapped, and proved reserved, up to `end`.
     bool reaches(uint32_t region, const void* end) const {
         const Mapped& at = regions_[region];
         return end >= at.base && end <= at.base + at.proved;

@@ -88,7 +88,7 @@ constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 
-// Only its own process writes an entry, except `token` and `told`. Others read it for display, and to learn what
+// Only the entry's own process writes it, except `token` and `told`. Others read it for display, and to learn what
 // became of the process.
 struct Participant {
     alignas(64) uint64_t token;  // 0: free
@@ -105,7 +105,7 @@ struct Participant {
     uint64_t applied;
     uint64_t dropped;
     uint64_t taken;
-    uint64_t told;  // how many of its failures waits were told of; see Presence
+    uint64_t told;  // how many of its failures have been told to waits; see Presence
     uint64_t given_up;  // serial of the last round that it gave up; see RoundHolder
     int64_t took_ns;  // when it last took, or opened a round; 0: never
     uint32_t failures;

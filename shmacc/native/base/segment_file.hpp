@@ -113,7 +113,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
                 std::move(fields));
 }
 
-// kept: bytes that are left to others (Header::kept_free).
+// kept: bytes that are left free for other programs (Header::kept_free).
 [[noreturn]] inline void no_room_beside_others(uint64_t bytes, uint64_t kept, const struct statvfs& space) {
     const uint64_t free = free_bytes(space), total = uint64_t{space.f_blocks} * space.f_frsize;
     throw Error(

@@ -27,7 +27,7 @@ template <class T>
 void store(T& word, T value) {
     __atomic_store_n(&word, value, __ATOMIC_RELEASE);
 }
-// These impose no order: for values that are only displayed, and for accesses beside a barrier.
+// These two impose no order: for values that are only displayed, and for accesses beside a barrier.
 template <class T>
 T load_relaxed(const T& word) {
     return __atomic_load_n(&word, __ATOMIC_RELAXED);

@@ -61,7 +61,7 @@ struct Adagrad {
     }
 };
 
-// kL2: there is an l2 penalty. Each element's is computed twice, since a row may be too wide to store them.
+// kL2: there is an l2 penalty. It is computed twice for each element: a row may be too wide to store it.
 template <class T, bool kL2>
 struct RowwiseAdagrad {
     static constexpr uint32_t kSlots = 1;

@@ -31,8 +31,8 @@ struct PlacesInUse {
     void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
 };
 
-// Each operation on a table has a TableIndex. After it has changed the table, it uses only `now`: the other members
-// describe the committed rows.
+// Each operation on a table has a TableIndex. After the operation has changed the table, it uses only `now`: the other
+// members describe the committed rows.
 class TableIndex {
   public:
     explicit TableIndex(Member& member)

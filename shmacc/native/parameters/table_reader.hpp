@@ -152,7 +152,7 @@ class TableReader {
             const uint64_t generation = lane_.committed().snapshot().generation;
             MemberStates& states = lane_.states(member_);
             state_ = load_words(states.copies[current_copy(states, generation)]);
-            // A copy that is being overwritten fails its checksum, or has a later generation: load both again.
+            // While it is overwritten, a copy fails its checksum or has a later generation: load both anew.
             if (state_.generation <= generation && state_.checksum == checksum_of(state_)) {
                 known_.generation = generation;
                 break;

@@ -153,7 +153,7 @@ class Lane {
         state.count = state.weight = 0;
     }
     // Lets a restore's commit give back the undo log, which is large: it has all old contents. before: the state before
-    // reserve_undo committed larger sizes. Stores these sizes in it, so that `give_back` sees the difference.
+    // reserve_undo committed larger sizes. Stores these sizes in `before`, so that `give_back` sees the difference.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);

@@ -124,7 +124,7 @@ class Entries {
     uint64_t reserved_ = 0;
 };
 
-// How many of this process's failures waits were told of. token: the process's.
+// How many failures of this process have been told to waits. token: the process's.
 inline uint32_t failures_told(const Participant& entry, uint64_t token) {
     const uint64_t told = load(entry.told);
     return told >> 32 == token >> 32 ? static_cast<uint32_t>(told) : 0;

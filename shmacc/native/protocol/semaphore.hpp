@@ -27,8 +27,8 @@ class NamedSemaphore {
   public:
     enum class Found { kOpened, kMissing, kAnothers, kNoSemaphore };
 
-    // Makes `count` semaphores in a file, and gives it the name. While the returned descriptor is open, a cleaner
-    // leaves the file alone. Returns no descriptor if the name is taken.
+    // Makes `count` semaphores in a file, and gives the file this name. While the returned descriptor is open, a
+    // cleaner leaves the file alone. Returns no descriptor if the name is taken.
     static Descriptor make(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         Descriptor fd = open_above_streams(kDirectory, O_TMPFILE | O_RDWR, 0600);
         if (!fd) system_failure("Making a semaphore", errno);

@@ -180,7 +180,7 @@ class WaitQueue {
 
     uint32_t& progress_word() { return head_.progress; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
-    // Counts the waiting takes; lives(participant, token) says whether a take's process counts.
+    // Counts the waiting takes for whose process lives(participant, token) returns true.
     template <class Lives>
     uint32_t waiting(Lives lives) {
         uint32_t waiting = 0;

@@ -114,7 +114,7 @@ class OpenHandle {
     }
     // If not empty: the error that each use raises, since a write to one of this handle's arrays could not be undone.
     const std::shared_ptr<std::string>& spoiled() const { return spoiled_; }
-    // Undoes writes to all read-only arrays; throws if there were any, to arrays of any handle.
+    // Undoes writes to the read-only arrays of all handles; throws if there were any.
     void check_writes() const {
         if (const auto error = undo_writes()) throw *error;
         if (!closed_) refuse_spoiled();

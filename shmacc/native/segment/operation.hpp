@@ -1,7 +1,7 @@
 // What all operations have in common.
 //
 // Each operation works under one lane's lock, or under all lanes' locks, and ends with a commit. It runs no Python code
-// under a lock, so no signal handler, finaliser or thread switch can come between.
+// under a lock, so no signal handler, finaliser or thread switch can interrupt it there.
 #pragma once
 
 #include "segment/session.hpp"
@@ -157,7 +157,7 @@ class Operation {
                      {{"reasons", std::move(reasons)}});
     }
     // dropped_before: how many gradients had been dropped when the wait first looked. nullopt: it never got the lock;
-    // then nothing was dropped during the wait, since dropping needs the lock.
+    // then the message counts no gradient as dropped during the wait.
     [[noreturn]] void deadline_exceeded(const std::string& what, const Totals& now,
                                         std::optional<uint64_t> dropped_before, Error::Fields fields = {}) {
         const auto since_take = static_cast<int64_t>(now.ever.dropped - now.round.dropped);
