@@ -351,7 +351,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
         for (Descriptor* fd : {&readable_, &writable_})
             if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
     }
-    // After this, this SegmentFile never counts as open, even if other files get the numbers of its descriptors.
+    // After this call the SegmentFile never counts as open, even if other files get the numbers of its descriptors.
     void hand_over(SegmentFile& successor, int look) {
         forget_lost(look);
         successor.readable_ = std::move(readable_);

@@ -15,9 +15,9 @@
 //   order   a take that joins stores its ticket, then looks for the head, a cancel and a closed handle. A take
 //           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
 //           of the two sides must see the other's store, or a waiter would sleep through a slice that should
-//           have ended early. So each side has a full_barrier between the two (every processor lets a load pass an
-//           earlier store). For all else it is enough to store a word last and to load it first: a ticket after
-//           the fields of its entry, a futex word after the change that it announces.
+//           have ended early. So each side has a full_barrier between store and look (every processor lets a load
+//           pass an earlier store). For all else it is enough to store a word last and to load it first: a ticket
+//           after the fields of its entry, a futex word after the change that it announces.
 //   death   a take or an apply may find an entry in front of it whose process is proved dead. It sweeps that
 //           entry, under a lane's lock.
 //
@@ -37,9 +37,9 @@
 // for at least num_required gradients.
 //
 // Slices. A sleeper finds out some things only when its slice ends: that a process in front of it died, that
-// the process that should have woken it died, that the file was truncated or its name removed, and a signal
-// that did not end its sleep. The first few takes in the queue check every kWaitSlice, so that a dead process delays
-// the others by one such slice at most. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
+// the process that should have woken it died, that the file was truncated or its name removed, and that a signal came
+// without ending its sleep. The first few takes in the queue check every kWaitSlice, so that a dead process delays the
+// others by one such slice at most. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
 // otherwise hundreds of idle sleepers would keep a processor busy. The first slices are short, since a signal that
 // comes just before the sleep begins is noticed only when the slice ends. Where a signal need not end the sleep
 // (Interruption::ends_sleep), all slices are short.

@@ -182,7 +182,7 @@ class Handle : public HandleRounds {
         } catch (const Error&) {  // the segment is damaged: its operations will report that
         }
     }
-    // Applies a gradient of the only member. Given makes it of these arrays, without a Python object.
+    // Applies a gradient of the only member. Given makes the gradient of these arrays, without a Python object.
     template <template <class> class Given, class... Arrays>
     bool apply_one(int64_t local_step, nb::handle terms, const Arrays&... arrays) {
         const OpenSegment::Use segment = attached();
