@@ -1,4 +1,4 @@
-// Applies gradients: to lanes, members and the set of contributors.
+// Applies gradients: adds each to the members of a lane, and its contributor to the lane's set of contributors.
 #pragma once
 
 #include "accumulators/put_gradient.hpp"
@@ -21,7 +21,7 @@ class Apply : public Operation {
                                 lock_deadline(request.deadline), interruption_);
             if (!session.held()) apply_deadline_exceeded(attempt.refused);
             if (!attempt.waited) activity.now(kApplies);
-            // Read this before the queue: a take may leave the queue without a lock, and announces that only once.
+            // Load this word before the queue is read: a take that leaves later, without a lock, changes it.
             const uint32_t seen = load(segment_.wait_queue().progress_word());
             Verdict verdict = judge(session, request, attempt);
             if (verdict.overdue) {
@@ -56,7 +56,7 @@ class Apply : public Operation {
         }
     }
 
-    // For a gradient that does not fit the round: drops it if it is stale, and returns whether it was.
+    // Drops a gradient that does not fit the round, if it is stale. Returns whether it is stale.
     bool drop_if_stale(ApplyRequest& request) {
         ActivityScope activity(segment_, kWaitsForLock, kAppliesIt);
         LaneSession session(segment_, std::nullopt, false, lock_deadline(request.deadline), interruption_);
@@ -67,8 +67,8 @@ class Apply : public Operation {
     }
 
     // For Load: replaces all gradients by the request's, and the step by the request's step. Ends an open round; a
-    // finished accumulator goes on. `commit_replaced` commits, `session.roll_back` undoes it; if this throws, nothing
-    // has changed. session: has all lanes' locks.
+    // finished accumulator is usable again. Afterwards `commit_replaced` commits it, or `session.roll_back` undoes it.
+    // If this throws, nothing has changed. session: has all lanes' locks.
     void replace(LaneSession& session, const ApplyRequest& request) {
         RoundState& round = session.round;
         SHMACC_ASSERT(session.held() && session.everywhere());
@@ -88,15 +88,15 @@ class Apply : public Operation {
     }
 
   private:
-    // The last attempt that failed because it needed memory that is kept free for others.
+    // The last attempt that failed because its memory is kept free for other programs (Header::kept_free).
     struct Refused {
         uint64_t needed = 0;  // bytes; 0: there was none
         uint64_t round = 0;
         int64_t pending = 0;
         uint32_t lane = 0;
 
-        // Whether another attempt would fail, too. Checked first, since an attempt looks up the gradient's rows under
-        // the lock, which takes long, and a waiting process tries twenty times a second.
+        // Whether the next attempt would fail for the same reason. It is asked first, since an attempt looks up all
+        // rows of the gradient under the lock, and a waiting process would make twenty attempts a second.
         bool still(const LaneSession& session, int64_t now_pending, const SegmentFile& file) const {
             return needed != 0 && pending != 0 && pending == now_pending && round == session.round.round &&
                    lane == session.lane_number() && !file.has_room(needed);
@@ -106,7 +106,7 @@ class Apply : public Operation {
     // The findings of earlier attempts of the same apply.
     struct Attempt {
         bool everywhere;  // it needs all lanes' locks
-        bool waited = false;  // for more than the lock: inspection keeps showing that wait during later checks
+        bool waited = false;  // not only for a lock; inspection shows this wait even while the apply checks again
         bool given_back = false;  // it gave back memory of past rounds, and has not waited since then
         HeadGrace grace = {};
         Refused refused = {};
@@ -124,7 +124,7 @@ class Apply : public Operation {
         Verdict but(What other, Activity why = kApplies) const {
             return {other, why, open, pending, head, heads, overdue};
         }
-        // Returns what to do if the gradient needs memory that is kept free for others.
+        // Returns what to do if the gradient needs memory that is kept free for other programs.
         Verdict after_refusal() const { return pending == 0 ? but(kGiveBack) : but(kWait, kWaitsForRoom); }
     };
 
@@ -149,8 +149,8 @@ class Apply : public Operation {
         return attempt.refused.still(session, pending, segment_.file()) ? verdict.after_refusal() : verdict;
     }
 
-    // The only sleep of an apply, without a lock: until the step moves on, a take or a round ends, or the deadline
-    // passes.
+    // The only place where an apply sleeps, without a lock: until the step moves on, a take or a round ends, or the
+    // deadline passes.
     void wait(const Verdict& verdict, uint32_t seen, const RoundHolder& holder, int64_t deadline,
               ActivityScope& activity, Attempt& attempt) {
         if (past(deadline)) apply_deadline_exceeded(attempt.refused);
@@ -226,8 +226,8 @@ class Apply : public Operation {
         if (request.partial || request.contributors.empty()) return std::nullopt;
         return request.contributors.front();
     }
-    // Whether this gradient must be compared with other lanes: because its contributor may be there, or because it is
-    // the lane's first gradient and has another shape than the declared one, so that other lanes may disagree.
+    // Whether to compare this gradient with the other lanes. They may have its contributor; or they may have another
+    // shape, if the gradient is a member's first in this lane and does not have the declared shape.
     bool must_look_everywhere(LaneSession& session, const ApplyRequest& request) const {
         if (!request.contributors.empty() && session.round.spread == session.round.round) return true;
         for (size_t i = 0; i < request.member_count; ++i) {
@@ -260,11 +260,11 @@ class Apply : public Operation {
         return capacity != kUnbounded && pending > 0 && (count > capacity || pending > capacity - count);
     }
 
-    // Adds the gradient. Returns false if it needs memory that is kept free for others; then nothing has changed.
-    // Regions grow only in `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry has been
-    // written. `roll_back` gives back the regions that grew before one was refused; no commit has recorded them. Only
-    // room for the undo log may be recorded, if nothing else had to grow; the next attempt needs it as well. A death
-    // meanwhile leaves pages that no commit records, as in any apply that grows.
+    // Adds the gradient. Returns false if it needs memory that is kept free for other programs; then nothing has
+    // changed. Regions grow only in `prepare` and Lane::reserve_undo, before Lane::begin, so no row and no index entry
+    // has been written. `roll_back` gives back the regions that had grown before the refusal; no commit has recorded
+    // them. (reserve_undo commits what it grows, but it is the last to grow.) A death meanwhile leaves pages that no
+    // commit records, as in any apply that grows.
     //
     // If gradients are pending, the apply waits as it does at the capacity: the next round reuses their memory. If no
     // gradient is pending, lanes and members may still keep the memory of past rounds (Lane::kSmallRounds). They give
@@ -293,7 +293,7 @@ class Apply : public Operation {
         return true;
     }
     // For display only: how old a gradient without a step can be. Its process read the parameters after its last apply,
-    // so the gradient is at most as old as that. A death may keep some of these stores from happening.
+    // so the gradient is no older than that apply. A death may keep some of these stores from happening.
     void note_unchecked(LaneSession& session, const ApplyRequest& request) {
         const Participant& entry = segment_.presence().own();
         if (!has_applied(entry) || request.partial) return;
@@ -315,7 +315,7 @@ class Apply : public Operation {
         session.give_memory_back(true);
         return true;
     }
-    // Call it before the commit: if the process dies in between, others learn of its death (presence.hpp).
+    // Call it before the commit: if the process dies between the two, it counts as a worker (presence.hpp).
     void note_applied(const LaneSession& session, const ApplyRequest& request) {
         SHMACC_ASSERT(segment_.presence().claimed());
         Participant& entry = segment_.presence().own();

@@ -8,7 +8,7 @@ namespace shmacc {
 
 class MemberGradient {
   public:
-    // count, weight: number and weight of the gradients that have this member (a partial sums several).
+    // count, weight: number and weight of the gradients that have this member (a partial is the sum of several).
     MemberGradient(uint32_t member, Dims dims, int64_t count, int64_t weight)
         : member_(member), dims_(std::move(dims)), count_(count), weight_(weight) {}
     virtual ~MemberGradient() = default;

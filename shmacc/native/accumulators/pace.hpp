@@ -2,12 +2,12 @@
 //
 // All time from the first take on is in one of three sums, as the processes that take see it: waiting for gradients
 // (from the call of the take, or the end of the round before if that is later, until the round is there), in the
-// block of a round, and between (from the end of a round until the next call). The time of a block that was given up
-// or died is "between".
+// block of a round, and between (from the end of a round until the next call). A block that was given up, or whose
+// process died, counts as "between".
 //
 // The late contributors. A take that required several gradients waited for the last of them. So its round adds to one
-// entry: how much later than the mean of the others the last gradient came. The entry with the least time makes room
-// for a new one, so contributors that are late again and again stay, with all that they have added since they came.
+// entry: how much later than the mean of the others the last gradient came. A new entry replaces the one with the least
+// time. So contributors that are late again and again keep their entries, with all the time added to them.
 //
 // Everything here is written with all lanes' locks, by plain stores without a checksum, and never read by the protocol.
 // A process that dies after these stores, before its commit, has counted time that did pass, once. A process that dies
@@ -25,7 +25,7 @@ class PaceKeeper {
   public:
     explicit PaceKeeper(OpenSegment& segment) : segment_(segment), pace_(segment.header().pace) {}
 
-    // A take is about to get this round. called: when it was called; required: how many gradients it required.
+    // Call when a take gets this round. called: when the take was called; required: how many gradients it required.
     void got(const RoundState& round, int64_t required, int64_t gradients, int64_t called) {
         SHMACC_ASSERT(segment_.has_all_locks());
         const int64_t until = pace_.until_ns, now = timestamp_ns(), from = std::max(called, until);
@@ -34,7 +34,7 @@ class PaceKeeper {
         store_relaxed(pace_.until_ns, now);
         if (now > from && required > 1 && gradients > 1) find_late(round.step, gradients);
     }
-    // The block of the round that was opened at `opened` has ended in order.
+    // Call when the block of the round that was opened at `opened` has ended in order.
     void left_block(int64_t opened) {
         SHMACC_ASSERT(segment_.has_all_locks());
         const int64_t now = timestamp_ns();
@@ -43,7 +43,7 @@ class PaceKeeper {
     }
 
   private:
-    // `from` is later than `to` if it is of an earlier boot, and may be anything in a damaged segment.
+    // Adds nothing if `from` is not before `to`: it may be of an earlier boot, or be anything in a damaged segment.
     static void add(uint64_t& sum, int64_t from, int64_t to) {
         if (from < to) store_relaxed(sum, sum + static_cast<uint64_t>(to) - static_cast<uint64_t>(from));
     }
@@ -51,10 +51,10 @@ class PaceKeeper {
     void find_late(int64_t step, int64_t gradients) {
         Entries<Participant>& table = segment_.presence().table();
         const uint32_t top = table.size();
-        // Looks at a few entries per gradient at most: otherwise many processes would slow takes of few gradients.
+        // Looks at a few entries per gradient at most, so that takes of few gradients stay fast among many processes.
         if (top > 64 + 4 * static_cast<uint64_t>(gradients)) return;
         const Participant* last = nullptr;
-        double sum = 0;  // of all that came before the last
+        double sum = 0;  // of the times at which the others came
         uint64_t others = 0;
         int64_t came = 0;
         for (uint32_t i = 0; i < top; ++i) {

@@ -1,4 +1,4 @@
-// Reduces pieces of several hosts' rounds as if they were one round, as each shard of shmacc.ray does.
+// Reduces pieces of several hosts' rounds like one round. Each shard of shmacc.ray does this.
 //
 // Pieces come from other processes, and are checked before use: a wrong piece is an error, and never a read outside its
 // memory. Pieces are read in place, and their sums are written once.

@@ -86,7 +86,7 @@ class PutGradient {
         check_shape(member, gradient.dims());
         if (session_.everywhere()) check_other_lanes(gradient);
         if (member.state.count == 0) start_round(member, gradient.dims());
-        member.state.count += gradient.count();  // cannot overflow: at most the lane's count, likewise the weight
+        member.state.count += gradient.count();  // no overflow: the lane's count and weight are no smaller
         member.state.weight += gradient.weight();
         const MemberGradient::Need more = gradient.prepare(member);
         need.new_rows += more.new_rows;
@@ -102,7 +102,7 @@ class PutGradient {
             if (other.state.round == session_.round.round) check_shape(other, gradient.dims());
         }
     }
-    // Calls act for each member's gradient. Adds the member's name, if it has one, to an error.
+    // Calls act for each member's gradient. An error gets the member's name, if the member has one.
     template <class Act>
     void of_each(Act act) {
         for (size_t i = 0; i < request_.member_count; ++i) {

@@ -28,7 +28,7 @@ struct TakenMember : MemberInRound {
 
 struct Taken {
     uint64_t serial;  // the serial of the round that the take opened; 0: it opened none
-    uint64_t half_updated;  // Config::token of the parameters if that round's update has begun, but is not in; else 0
+    uint64_t half_updated;  // Config::token of the parameters if the round's update has begun and is unfinished; else 0
     int64_t count;  // of gradients, which may be more than were required (tensorflow#24005)
     int64_t weight;
     int64_t step;
@@ -82,10 +82,10 @@ class LaneSums {
     std::optional<Merge<Combine>> merge_;
 };
 
-// A round as a take will hand it out, and numbers that tell whether the round has changed. Needs all lanes' locks.
+// What a take will hand out, and numbers that tell whether the round has changed since. Needs all lanes' locks.
 class RoundCopy {
   public:
-    // heads: another take is the head of the queue and the round belongs to it, so this one gets nothing.
+    // heads: another take is the head of the queue and the round belongs to it, so this take gets nothing.
     RoundCopy(AllLanesSession& session, const MemberSpecs& specs, const TakeRequest& request, bool heads)
         : taken{0, 0, 0, 0, session.state.step, session.state.restores, {}, {}, 0, Output(0)},
           nothing_(heads), round_(session.state.round), applied_(session.applied()) {
@@ -113,7 +113,7 @@ class RoundCopy {
         read_rows(set, taken.contributors, none, ones, 0, not_reduced());
     }
 
-    // Whether nothing has changed since: each change of a round changes its number, `applied`, or the step (set_step).
+    // Whether the copy is still right: each change of a round changes its number, `applied`, or the step (set_step).
     bool is_of(const AllLanesSession& session, bool heads) const {
         return nothing_ == heads && round_ == session.state.round && applied_ == session.applied() &&
                taken.step == session.state.step;
@@ -195,7 +195,7 @@ class RoundCopy {
         }
         return fits;
     }
-    // Returns the room that each shard's columns need. Rows that several lanes have count several times.
+    // Returns the room that each shard's columns need. A row that several lanes have counts once for each.
     static std::vector<ColumnsRoom> room_of(AllLanesSession& session, const MemberSpecs& specs,
                                             const Division& division) {
         std::vector<ColumnsRoom> rooms(division.shards);
@@ -229,7 +229,7 @@ class RoundCopy {
         return rooms;
     }
 
-    // A partial, which has 64-bit sums, can fail only because it adds up several lanes.
+    // A partial has 64-bit sums, as each lane has: only adding up several lanes can exceed them.
     [[noreturn]] static void does_not_fit(const MemberSpecs& specs, uint32_t number, bool reduced) {
         const Error error(
             Failure::kOutOfRange,

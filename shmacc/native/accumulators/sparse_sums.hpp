@@ -156,7 +156,7 @@ class SparseSums {
         if (!fits) SortedRows<Combine>::sum_overflows();
     }
 
-    // The number fits in a sound segment. In a damaged one it may be anything, and the sum may wrap around.
+    // In a sound segment the sum fits. In a damaged one `contributions` may be anything, and the sum may wrap around.
     static void add_contributions(RowPlace& place, int64_t more) {
         place.contributions = static_cast<int64_t>(static_cast<uint64_t>(place.contributions) +
                                                    static_cast<uint64_t>(more));

@@ -32,7 +32,7 @@ class Step : public Operation {
         if (step <= session.state.step) return {0, session.state.restores};
         if (session.state.final.phase == kUpdateBegun)
             refuse_in_update(session.state, "The step cannot move on");
-        // If its update is in the parameters, the round counts as taken: none of its gradients is dropped.
+        // If the round's update is in the parameters, the round counts as taken: none of its gradients is dropped.
         const bool taken = session.state.final.phase == kUpdateIn;
         const int64_t count = session.count(), dropped = taken ? 0 : count;
         session.next_round();
@@ -45,7 +45,7 @@ class Step : public Operation {
         return {dropped, session.state.restores};
     }
 
-    // Ties the accumulator to the parameters with that token. Returns false if it belongs to other parameters.
+    // Ties the accumulator to the parameters with this token. Returns false if it is tied to other parameters already.
     bool belong_to(uint64_t parameters) {
         if (segment_.round().snapshot().final.parameters == parameters) return true;
         AllLanesSession session(segment_, monotonic_ns() + kLockPatience, interruption_);

@@ -23,7 +23,7 @@ class Take : public Operation {
     // copied again; after kLooks such copies the take commits without handling signals first. A process that dies
     // between copy and commit has taken nothing.
     //
-    // After the commit `taken` has the round even if this throws, since it is nowhere else any more.
+    // After the commit, `taken` has the round even if this throws: by then there is no other copy of it.
     void take(const TakeRequest& request, std::optional<Taken>& taken) {
         ActivityScope activity(segment_, kWaitsForLock, kTakesIt);
         QueueEntry entry(segment_);
@@ -63,7 +63,7 @@ class Take : public Operation {
                 case Verdict::kWait:
                     wake_next(verdict);
                     session.release();
-                    interruption.check();  // the wake before this check may have come from a close
+                    interruption.check();  // what woke this take may have been a close of its handle
                     if (give_up_offered(verdict.in_the_way)) break;
                     activity.now(kWaitsInQueue);
                     wait_to_be_served(entry, seen, request);
@@ -72,8 +72,8 @@ class Take : public Operation {
         }
     }
 
-    // Consumes the round that `take` has opened. Returns false if a new step has ended it already, or it was given up.
-    // updated: this process knows that the round's update is complete.
+    // Consumes the round that `take` has opened. Returns false if it was given up, or a new step has ended it. updated:
+    // this process knows that the round's update is complete.
     bool consume_round(uint64_t serial, bool updated) {
         ActivityScope activity(segment_, kWaitsForLock, kTakesIt);
         AllLanesSession session(segment_, kForever, interruption_);
@@ -142,9 +142,9 @@ class Take : public Operation {
     // The next action of a take.
     struct Verdict {
         enum What { kHandOut, kHandleSignals, kTimeOut, kJoin, kWait } what;
-        bool nothing = false;  // kHandOut: the round is another take's, and this one gets an empty one
-        uint32_t next = WaitQueue::kNobody;  // else: another take that can be served
-        RoundHolder in_the_way = {};  // else: the holder of the open round, if there is one
+        bool nothing = false;  // kHandOut: the round belongs to another take; this take gets an empty one
+        uint32_t next = WaitQueue::kNobody;  // not kHandOut: another take that can be served
+        RoundHolder in_the_way = {};  // not kHandOut: the holder of the open round, if there is one
     };
 
     // Decides what the take does next. Changes nothing, but removes dead takes at the head of the queue.
@@ -154,7 +154,7 @@ class Take : public Operation {
         const bool open = round_is_open(session.state);
         const int64_t count = session.count();
         const bool first = !open && (head == WaitQueue::kNobody || QueueEntry::of_this_thread(segment_, head));
-        // A final round is handed to the first in the queue, whatever number it asks for.
+        // A final round is handed to the first take in the queue, however many gradients this take requires.
         const bool final = is_final(session.state);
         const bool heads = !open && !first && (final || count >= segment_.wait_queue()[head].num_required);
         if (final && !open) check_may_take(session.state, request, first);
@@ -166,7 +166,7 @@ class Take : public Operation {
         return {what, false, heads ? head : WaitQueue::kNobody, open ? session.state.holder : RoundHolder{}};
     }
 
-    // Copies the round, if the last attempt's copy is not current. Returns whether to handle signals before the commit.
+    // Copies the round, unless the last attempt's copy is current. Returns whether to handle signals before the commit.
     bool copies_anew(AllLanesSession& session, const TakeRequest& request, const Verdict& verdict,
                      Attempt& attempt) {
         if (attempt.copy && attempt.copy->is_of(session, verdict.nothing)) return false;
@@ -192,7 +192,7 @@ class Take : public Operation {
         refuse_if_finished(session.state);
         if (request.raise_departures) raise_departures(session);
     }
-    // A dead take in front of the next one may just have been removed.
+    // Wakes the take that can be served next: a dead take in front of it may just have been removed.
     void wake_next(const Verdict& verdict) {
         if (verdict.next != WaitQueue::kNobody) segment_.wait_queue().wake(verdict.next);
     }
@@ -260,8 +260,8 @@ class Take : public Operation {
             interruption_.check();
             entry.check_cancelled();
             if (past(request.deadline)) return;
-            // Not woken. Still, this take may be the head, or behind a dead one. This matters only if enough gradients
-            // are pending: otherwise the apply that adds the last one removes dead takes and wakes the head.
+            // Not woken. Still, this take may be the head, or behind a dead take. This matters only if enough gradients
+            // are pending; if not, the apply that adds the last of them removes dead takes and wakes the head.
             const Totals now = totals(segment_);
             if ((now.count >= request.num_required || is_final(now.round)) && !round_is_open(now.round)) {
                 const uint32_t head = queue.head();
@@ -306,7 +306,7 @@ class Take : public Operation {
         session.commit();
     }
 
-    // Call it before the commit: a process that dies in between also counts as a chief.
+    // Call it before the commit: a process that dies between the two counts as a chief, too.
     void note_taking() {
         SHMACC_ASSERT(segment_.presence().claimed() && segment_.has_all_locks());
         store(segment_.presence().own().took_ns, timestamp_ns());

@@ -5,13 +5,13 @@
 // the segment is an error instead (data_loss). If an assertion fails, this library has a fault, or other code has
 // written over its memory.
 //
-// A failed assertion ends the operation where it is, as if its process had died there: it throws InternalError, and
-// nothing is undone by memory that may be wrong (`Sound`). So the argument for a death holds at each instant, with two
-// differences. Destructors release the locks, not the kernel; the next owner, which may be this process, then undoes
-// what did not commit. And the process lives on: a round that it has open stays open until its block ends. Therefore
-// nothing is asserted between a commit that opens a round and the note of it (Take::hand_out). After the operation, the
-// process remembers only what it has proved before (Mapping::proved, Compared, WaitQueue::Known); `Lane::current`
-// begins anew. In a destructor, a failed assertion ends the process.
+// A failed assertion ends the operation where it is, as if its process had died there: it throws InternalError and
+// undoes nothing, since the memory to undo by may be wrong (`Sound`). So the argument for a death holds at each
+// instant, with two differences. Destructors release the locks, not the kernel; the next owner, which may be this
+// process, then undoes what did not commit. And the process lives on: a round that it has open stays open until its
+// block ends. Therefore nothing is asserted between a commit that opens a round and the code that notes this round
+// (Take::hand_out). After the operation, the process remembers only what it has proved before (Mapping::proved,
+// Compared, WaitQueue::Known); `Lane::current` begins anew. In a destructor, a failed assertion ends the process.
 #pragma once
 
 #include <cstring>

@@ -53,7 +53,7 @@ class Interruption {
     virtual bool ends_sleep() const = 0;
 };
 
-// The interruption of a short wait that nothing may interrupt.
+// For a short wait that nothing may interrupt.
 class Uninterrupted : public Interruption {
   public:
     void check() override {}

@@ -8,7 +8,7 @@
 
 namespace shmacc {
 
-// A number of the layout and its name. Python gets all tables of them from python/layout.cpp, and has no others.
+// A number of the layout and its name. Python gets all of these from python/layout.cpp, and defines none itself.
 struct NamedNumber {
     uint32_t number;
     const char* name;
@@ -53,7 +53,7 @@ static_assert(std::size(kOptimizerNames) + 1 == kOptimizerKinds, "every optimize
 // An option is a bit that is added to an optimizer's kind.
 enum OptimizerOption : uint32_t { kWeightDecay = 0x100, kAsTorch = 0x200 };
 constexpr NamedNumber kOptimizerOptions[] = {{kWeightDecay, "weight_decay"}, {kAsTorch, "as_torch"}};
-// What the rows that an update changes must fulfil (parameters/constraints.hpp). It is added to an optimizer's kind.
+// A condition for the rows that an update has changed (parameters/constraints.hpp). Added to an optimizer's kind.
 enum ConstraintKind : uint32_t {
     kNoConstraint,
     kUnitNorm = 0x1000,
@@ -96,7 +96,7 @@ struct OptimizerSpec {
     double weight_decay() const { return has(kWeightDecay) ? numbers[kOwnNumbers - 1] : 0; }
     // Whether weight decay multiplies the element, instead of being added to its gradient.
     bool decoupled() const {
-        switch (static_cast<OptimizerKind>(base())) {  // no default, so g++ warns of a missing one
+        switch (static_cast<OptimizerKind>(base())) {  // no default, so g++ warns of a missing case
             case kAdamW: return true;
             case kNoOptimizer:
             case kSgd:

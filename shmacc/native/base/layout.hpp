@@ -21,8 +21,8 @@
 //   UndoLog       which rows the running apply changes in place, and their contributions before it
 //   UndoRows      copies of these rows from before the apply, one after the other
 //   Shapes        two shapes for each member, for rounds whose shape is not the declared one
-// and for each member of the lane; the last one is the set of contributors, a sparse member whose rows (of width 0)
-// are the contributors:
+// and for each member of the lane (the last member is the set of contributors: a sparse member with a row of width 0
+// for each contributor):
 //   Index0/1      hash table from row number to place; one is current, a larger one is built in the other
 //   Places        {row number, contributions} of each row in use, in order of first use
 //   Rows0         the rows' sums, one place after the other; for a dense member one of two buffers
@@ -151,8 +151,8 @@ struct FinalRound {
     uint64_t parameters;  // Config::token of the updated parameters, kept for all later rounds; 0: none yet
 };
 
-// Names the last update of one of several copies of the same parameters, on several hosts. The copy has all updates
-// before that one, and no other change. All 0: it is no copy, or was changed in another way.
+// If several hosts have a copy of the same parameters each: names this copy's last update. The copy has that update and
+// all before it, and no other change. All 0: this is no copy, or it was changed in another way.
 struct Lineage {
     uint64_t phase;  // FinalRound::phase: kNotFinal
     uint64_t term;
@@ -171,10 +171,10 @@ struct RoundState {
     uint64_t takes;  // takes that returned a result, ever
     uint64_t opened;  // rounds that were opened, ever
     union {
-        uint64_t spread;  // the number of the round in which contributors may be in other lanes than their own
+        uint64_t spread;  // the number of the round whose contributors may be in any lane, after a partial
         int64_t begun;  // a copy of parameters: gradients of steps before this may come from a half-made change
     };
-    uint64_t needs;  // the record is valid from this generation of the first lane on
+    uint64_t needs;  // the record is valid once the first lane has reached this generation
     uint64_t dropped;  // gradients dropped by all lanes up to the last take
     uint64_t restores;  // how many restores there were, ever; see Header::finished
     RoundHolder holder;
@@ -265,7 +265,7 @@ struct Journal {
 struct QueueHead {
     uint64_t next_ticket;
     uint64_t cancelled_through;  // every ticket up to this one is cancelled
-    uint64_t cancels;  // how many; for takes that wait for the lock and have no ticket yet
+    uint64_t cancels;  // how many cancels; compared by takes that wait for the lock and have no ticket yet
     uint32_t top;  // waiter entries from here on are free
     uint32_t progress;  // futex: changes with the step, and when a take or a waiter leaves
 };
@@ -276,8 +276,8 @@ struct Fairness {
     int64_t keep_off_ns;  // until then (CLOCK_MONOTONIC) only processes that slept may take a permit; 0: all may
 };
 
-// Who was the last of a round, how often, and how much later than the mean of the others. who: a contributor, or the
-// pid of a process that names none, as a negative number.
+// Who was the last of a round, how often, and how much later than the mean of the others. who: a contributor; or -pid,
+// if the process names no contributor.
 struct Late {
     int64_t who;
     uint64_t rounds;  // 0: a free entry
@@ -296,7 +296,7 @@ struct Pace {
 // The gradients that a lane accepted with local_step = kNeverStale. For display only.
 struct Unchecked {
     uint64_t gradients;
-    uint64_t steps;  // sum, over these gradients, of the steps since the same process's gradient before
+    uint64_t steps;  // for each of these gradients the steps since its process's previous gradient, added up
     uint64_t most_steps;
 };
 constexpr int64_t kNeverStale = INT64_MAX;
@@ -318,7 +318,7 @@ struct Header {
     uint64_t keeper;  // the token of the process that removes the names at its end; or kNotKept, or kToBeKept
     alignas(64) uint64_t generation;
     uint64_t finished;  // greater than RoundState::restores: nothing is accepted or taken any more
-    uint64_t kept_free;  // what the segment leaves to others when it grows (kept_word)
+    uint64_t kept_free;  // bytes that the segment leaves to other programs when it grows, as a kept_word
     alignas(64) RoundState state[2];
     alignas(64) QueueHead wait_queue;
     alignas(64) uint32_t participants_top;  // participant entries from here on are free

@@ -2,9 +2,9 @@
 // fixed regions, or the regions of one lane, which the lane's lock guards.
 //
 // Two rules prevent SIGBUS. First, a process touches memory only after it has itself reserved the memory with
-// posix_fallocate, which fails harmlessly if /dev/shm is full (else: pytorch#5040, kubernetes#28272). A record that
-// another process has reserved the memory is not enough: it may be wrong, and to touch a missing page raises SIGBUS
-// if /dev/shm is full. Second, every operation begins with a check of the file's size (OpenSegment::check_file),
+// posix_fallocate, which fails harmlessly if /dev/shm is full (without that: pytorch#5040, kubernetes#28272). A record
+// that another process has reserved the memory is not enough: it may be wrong, and to touch a missing page raises
+// SIGBUS if /dev/shm is full. Second, every operation begins with a check of the file's size (OpenSegment::check_file),
 // since another process might truncate the file.
 //
 //   Invariant: under the lock, [0, proved) of a region is mapped, has been reserved by this process, and is no
@@ -192,7 +192,7 @@ class Mapping {
             const bool end = region == regions_.size();
             const uint64_t kept = end ? 0 : page_up(recorded(region));
             SHMACC_ASSERT(kept <= kRegionSpan);
-            if (kept == 0 && !end) continue;  // one call for regions that are not in use
+            if (kept == 0 && !end) continue;  // not in use: the next call's hole includes this region
             done = make_hole(from, offset_of(region)) && done;
             from = offset_of(region) + kept;
         }
@@ -205,7 +205,7 @@ class Mapping {
         regions_[region].proved = std::min(regions_[region].proved, recorded);
     }
 
-    // Whether the memory up to `end` is a region's, mapped and reserved.
+    // Whether this region is mapped, and proved reserved, up to `end`.
     bool reaches(uint32_t region, const void* end) const {
         const Mapped& at = regions_[region];
         return end >= at.base && end <= at.base + at.proved;

@@ -63,8 +63,8 @@ inline uint64_t inode_of(const char* path) {
     return stat(path, &found) == 0 ? found.st_ino : 0;
 }
 
-// The file has the offsets of the time namespace of future children. It counts only if this process is in the same one,
-// that is, has not just unshared it. Without the file (Linux before 5.6, no /proc) there are no offsets.
+// Reads the offsets of the time namespace in which new children begin. They count only if this process is in it, too:
+// an unshare(2) moves only the children. Without timens_offsets (Linux before 5.6, no /proc) there are none.
 inline void read_clock_offset() {
     int64_t monotonic_ns = 0, boottime_ns = 0;
     char text[256];

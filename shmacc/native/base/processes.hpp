@@ -84,11 +84,11 @@ enum Fate : uint64_t { kHere = 1, kDead = 2, kFailed = 3, kTold = 4, kFateBits =
 constexpr bool is_here(uint64_t token) { return (token & kFateBits) == kHere; }
 constexpr uint64_t identity_of(uint64_t token) { return token & ~uint64_t{kFateBits}; }
 constexpr uint64_t with_fate(uint64_t token, uint64_t fate) { return identity_of(token) | fate; }
-// Which process applied, in a contributor's place (RowPlace::applier). Always greater than kNobodys.
+// The number in a contributor's place that says which process applied (RowPlace::applier); greater than kNobodys.
 constexpr int64_t applier_of(uint64_t token) { return static_cast<int64_t>(token >> 3); }
 constexpr int64_t kNobodys = 1;  // `restore` put the contributor there
 
-// Only its own process writes an entry, except `token` and `told`. Others read it for display, and to learn what
+// Only the entry's own process writes it, except `token` and `told`. Others read it for display, and to learn what
 // became of the process.
 struct Participant {
     alignas(64) uint64_t token;  // 0: free
@@ -105,7 +105,7 @@ struct Participant {
     uint64_t applied;
     uint64_t dropped;
     uint64_t taken;
-    uint64_t told;  // how many of its failures some wait was told of; see Presence
+    uint64_t told;  // how many of its failures have been told to waits; see Presence
     uint64_t given_up;  // serial of the last round that it gave up; see RoundHolder
     int64_t took_ns;  // when it last took, or opened a round; 0: never
     uint32_t failures;
@@ -154,7 +154,7 @@ struct Waiter {
     int64_t since_ns;
     uint32_t participant;
     uint32_t wake;  // futex
-    uint32_t overdue;  // 1: has not taken although its number was reached; applies no longer wait for it
+    uint32_t overdue;  // 1: has not taken although its num_required was reached; applies do not wait for it
 };
 static_assert(sizeof(Waiter) == 64, "entries must not share a cache line");
 

@@ -27,8 +27,7 @@ class ReadRegion {
     ReadRegion& operator=(const ReadRegion&) = delete;
 
     uint64_t bytes() const { return bytes_; }
-    // Proves the first `bytes` reserved, and returns the region. The bytes must be recorded as reserved; at most
-    // bytes().
+    // Proves the first `bytes` reserved, and returns the region. `bytes`: at most bytes(), and recorded as reserved.
     const unsigned char* proved(const SegmentFile& file, uint64_t bytes) {
         const uint64_t proved = load(proved_);
         if (bytes > proved) {

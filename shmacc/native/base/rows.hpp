@@ -32,8 +32,8 @@ static_assert(sizeof(Bucket) == 64, "a bucket is one cache line");
 
 constexpr uint64_t kMaxRows = 0xfffffff0u;  // places are 32-bit numbers
 
-// What the undo log saves of consecutive places of a member. Their old contributions follow (int64 each), or with
-// kUndoNumbers their old row numbers.
+// What the undo log saves of consecutive places of a member. Their old contributions follow (int64 each); with
+// kUndoNumbers their old row numbers instead.
 struct UndoRecord {
     uint32_t first_place;
     uint16_t places;

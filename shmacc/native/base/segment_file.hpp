@@ -9,9 +9,9 @@
 //              record lock on that file.
 //
 // The GIL guards the list of open files: a thread keeps the GIL while it reads and changes the list. So a file
-// that is not in the list has no other descriptor while it is being opened. The list has no lock, which might be
-// held when the process forks, or when a finalizer or a signal handler opens the same name. The system calls
-// under the GIL do not block: /dev/shm is memory, and a file that is not regular is refused before it is opened.
+// that is not in the list has no other descriptor while it is being opened. The list has no lock of its own: a fork, or
+// a finalizer or signal handler that opens the same name, might find it held. The system calls under the GIL do not
+// block: /dev/shm is memory, and a file that is not regular is refused before it is opened.
 //
 // Other code may close a descriptor (a daemonizing process closes all: FBGEMM#5083), and its number may then
 // lead to another file. So fstat compares the file's identity before anything is locked, reserved or mapped, and
@@ -113,7 +113,7 @@ inline uint64_t free_bytes(const struct statvfs& space) { return uint64_t{space.
                 std::move(fields));
 }
 
-// kept: bytes that are left to others (Header::kept_free).
+// kept: bytes that are left free for other programs (Header::kept_free).
 [[noreturn]] inline void no_room_beside_others(uint64_t bytes, uint64_t kept, const struct statvfs& space) {
     const uint64_t free = free_bytes(space), total = uint64_t{space.f_blocks} * space.f_frsize;
     throw Error(
@@ -326,7 +326,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
         const uint64_t* word = kept_free.load(std::memory_order_acquire);
         return word ? kept_bytes(load_relaxed(*word)) : 0;
     }
-    // Whether there are `bytes` free, not counting kept().
+    // Whether `bytes` are free besides kept().
     bool has_room(uint64_t bytes) const {
         const uint64_t kept = this->kept();
         if (kept == 0) return true;
@@ -351,7 +351,7 @@ class SegmentFile : public std::enable_shared_from_this<SegmentFile> {
         for (Descriptor* fd : {&readable_, &writable_})
             if (*fd && (fd->get() == look || !leads_here(fd->get()))) fd->release();
     }
-    // After this, this SegmentFile never counts as open, even if other files get the numbers of its descriptors.
+    // After this call the SegmentFile never counts as open, even if other files get the numbers of its descriptors.
     void hand_over(SegmentFile& successor, int look) {
         forget_lost(look);
         successor.readable_ = std::move(readable_);

@@ -27,7 +27,7 @@ template <class T>
 void store(T& word, T value) {
     __atomic_store_n(&word, value, __ATOMIC_RELEASE);
 }
-// These impose no order: for values that are only displayed, and for accesses beside a barrier.
+// These two impose no order: for values that are only displayed, and for accesses beside a barrier.
 template <class T>
 T load_relaxed(const T& word) {
     return __atomic_load_n(&word, __ATOMIC_RELAXED);
@@ -41,7 +41,7 @@ void store_relaxed(T& word, T value) {
 inline void store_barrier() { std::atomic_thread_fence(std::memory_order_release); }
 // Loads before this, including the kernel's in a system call, stay before loads and stores after it.
 inline void load_barrier() { std::atomic_thread_fence(std::memory_order_acquire); }
-// Both of the above; and stores before this stay before loads after it, which even x86-64 reorders.
+// Does what the two above do; and stores before this stay before loads after it, which even x86-64 reorders.
 inline void full_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 // Instructions before this stay before those after it, as seen by a signal, and so by a death.
 inline void compiler_barrier() { std::atomic_signal_fence(std::memory_order_acq_rel); }

@@ -59,8 +59,8 @@ class SegmentReader {
         read_exactly(0, seen.get(), sizeof(Header));
         return seen;
     }
-    // All lanes as they were at one instant. If the segment is too busy for that, each lane as it was at an instant of
-    // its own, but all in the same round.
+    // All lanes as they were at one instant. If the segment is too busy for that, each lane is read at an instant of
+    // its own, but in the same round.
     Snapshot snapshot() const {
         file().check_occupied(bytes_of_states(config_));
         for (int attempt = 0;; ++attempt) {
@@ -152,9 +152,9 @@ class SegmentReader {
                          &stored, sizeof stored);
         return stored;
     }
-    // Returns the viewed member's places as committed. undo_records: how many undo records of the operation that runs
-    // in the viewed lane, or was interrupted there, are complete; they are put back as recovery does it
-    // (undo_rows.hpp). If an operation ran meanwhile, the records do not fit the snapshot, and may look damaged.
+    // Returns the viewed member's places as committed: a copy, into which the first `undo_records` records of the
+    // viewed lane's undo log are put back, as a recovery would do it (undo_rows.hpp). If an operation ran meanwhile,
+    // the records do not fit the snapshot, and may look damaged.
     std::vector<RowPlace> committed_places(uint64_t undo_records) const {
         const Snapshot seen = snapshot();
         std::vector<RowPlace> places(rows_of_round(seen));
@@ -163,7 +163,7 @@ class SegmentReader {
         each_undone(seen, undo_records, [&](const SavedRows& rows) { rows.put_back(places.data()); });
         return places;
     }
-    // Returns 1 for each row that has its committed sums, else 0; and where UndoRows begins with the others' sums.
+    // Returns 1 for each row that still has its committed sums, else 0; and the offset in UndoRows of the saved sums.
     std::pair<std::vector<char>, uint64_t> unchanged_rows(uint64_t undo_records) const {
         const Snapshot seen = snapshot();
         std::vector<char> unchanged(rows_of_round(seen), 1);
@@ -178,7 +178,7 @@ class SegmentReader {
     uint64_t rows_of_round(const Snapshot& seen) const {
         return in_round(seen, lane_, member_) ? seen.lanes[lane_].members[member_].rows : 0;
     }
-    // Calls act for all that undo records have saved of the viewed member, if it has rows in this round.
+    // Calls act for each undo record of the viewed member, if the member has rows in this round.
     template <class Act>
     void each_undone(const Snapshot& seen, uint64_t records, Act act) const {
         if (records == 0 || rows_of_round(seen) == 0) return;
@@ -218,7 +218,7 @@ class SegmentReader {
         return word;
     }
 
-    // pid: others_hold sets it.
+    // pid: gets the process's pid, as from others_hold.
     bool alive(uint32_t i, uint64_t token, int* pid = nullptr) const {
         if (i >= kMaxParticipants) return false;
         if (const auto segment = OpenSegment::of(file()); segment && segment->presence().index() == i) {

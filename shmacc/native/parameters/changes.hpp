@@ -39,7 +39,7 @@ class MemberChange {
     MemberChange& operator=(const MemberChange&) = delete;
 
     uint32_t member() const { return member_; }
-    // Reserves memory, under the lock. If it throws, nothing has changed. This must outlive the result.
+    // Reserves memory, under the lock. If it throws, nothing has changed. The result refers to this object.
     virtual std::unique_ptr<PreparedChange> prepare(Member& member) const = 0;
 
   private:

@@ -1,7 +1,7 @@
 // Constraints on the rows that an update has changed; they are applied after the optimizer's rule.
 //
 // The docstrings of shmacc/_values/constraints.py give the formulas. A norm adds the squares in the order of the
-// elements, so it is the same to the bit for every width of vectors. Such a sum waits for its last addition, so several
+// elements, so it is the same to the bit for every width of vectors. Each addition waits for the one before, so several
 // rows are added up side by side.
 #pragma once
 

@@ -1,9 +1,9 @@
 // Changes parameters that are one copy of several, on several hosts. All copies get the same updates, in one order.
 //
-// Nothing here is about rounds, since these are over all hosts. The commit of an update also stores which updates the
-// copy has (Lineage). So a copy gets each update once, however often it is asked for, and only the update that is for
-// it. An update's result is the same to the bit on every host: the request has learning rates and corrections of bias,
-// each loop has a fixed order of operations, and DefaultFloats are set meanwhile.
+// This file knows no rounds, since a round is over all hosts. The commit of an update also stores which updates the
+// copy has (Lineage). So a copy makes each update once, however often it is asked to, and only the update that follows
+// its last one. An update's result is the same to the bit on every host: the request has learning rates and corrections
+// of bias, each loop has a fixed order of operations, and runs with DefaultFloats.
 //
 // A change has two commits, under the parameters' lock:
 //

@@ -36,7 +36,7 @@ class Load {
         MemberChanges changes;  // of each member, in their order
         std::vector<int64_t> updates;
     };
-    // All gradients of an accumulator, at the request's step; its members are sorted.
+    // All gradients of an accumulator, at the request's step; the request's members are sorted.
     struct Gradients {
         OpenSegment* segment;
         ApplyRequest request;

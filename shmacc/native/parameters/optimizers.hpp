@@ -61,7 +61,7 @@ struct Adagrad {
     }
 };
 
-// kL2: an l2 penalty. It is computed twice, since a row may be of any width.
+// kL2: there is an l2 penalty. It is computed twice for each element: a row may be too wide to store it.
 template <class T, bool kL2>
 struct RowwiseAdagrad {
     static constexpr uint32_t kSlots = 1;
@@ -170,7 +170,7 @@ auto with_rule(const OptimizerSpec& optimizer, double rate, const Corrections& c
     const auto number = [&](size_t i) { return static_cast<T>(optimizer.numbers[i]); };
     const double* const numbers = optimizer.numbers;
     const T learning_rate = static_cast<T>(rate);
-    switch (static_cast<OptimizerKind>(optimizer.base())) {  // no default, so g++ warns of a missing one
+    switch (static_cast<OptimizerKind>(optimizer.base())) {  // no default, so g++ warns of a missing case
         case kSgd:
             if (numbers[1] == 0) return act(Sgd<T>{learning_rate});
             if (numbers[2] == 0) return act(Momentum<T, false>{learning_rate, number(1)});

@@ -24,7 +24,7 @@ class ParametersSession : public LaneSession {
     Member member(uint32_t number) { return Member(lane(), number, state); }
 
     // Compares the tables that will change with their indexes, if this process has not done so. Returns false if there
-    // is more to compare: others get the lock first, since this takes long.
+    // is more to compare: other processes get the lock before the next call, since this takes long.
     bool compare(const MemberChanges& changes) {
         constexpr uint64_t kMostRows = 1 << 20;
         for (const MemberChange* change : changes) {
@@ -59,7 +59,7 @@ class ParametersSession : public LaneSession {
         if (saving.streamed) end_of_stream();
     }
     // updates: how often each changed member was updated, in order of the changes; empty: `change` has counted it.
-    // lineage: of the copy that the parameters are now (copy.hpp).
+    // lineage: if the parameters are a copy, its lineage from now on (copy.hpp).
     void commit(int64_t step, const std::vector<int64_t>& updates = {}, const Lineage& lineage = {}) {
         SHMACC_ASSERT(updates.size() <= members().size());
         for (size_t i = 0; i < updates.size(); ++i) members()[i].state.count = updates[i];
@@ -85,7 +85,7 @@ class ParametersSession : public LaneSession {
         }
         return digest.value();
     }
-    // For loads (load.hpp) and copies. The mark says that the parameters are being loaded.
+    // For loads (load.hpp) and copies. `mark` notes that the parameters are being loaded.
     void keep_no_journal() { Lane::keep_no_undo(before, state); }
     void mark() {
         const Presence& presence = segment_.presence();

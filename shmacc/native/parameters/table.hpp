@@ -11,7 +11,7 @@
 //
 // An update, between `begin` and its commit, which makes generation G = g + 1:
 //   1  saves the ids, stamps and steps that it is going to change in places below `rows`, and counts them as saved
-//   2  writes the steps, and stamps the places that it gives to new ids as given at G
+//   2  writes the steps, and stamps the places that it assigns to new ids as given at G
 //   3  writes the new rows' first contents; then, row by row, saves and changes rows (parameters/optimizers.hpp)
 //   4  writes the new ids
 //   5  stamps the places of removed ids as free from G on, and links them
@@ -30,10 +30,10 @@
 // and checks that the place's id and stamp are unchanged. Then it has the id's row, because:
 //
 //   * The stamp of a place in use changes only in step 5, and changes back only if step 5 is undone. Until then no id
-//     gets the place: an update gives away only places that a commit has freed, and a commit is not undone. No
+//     gets the place: an update assigns only places that a commit has freed, and a commit is not undone. No
 //     generation is used twice. So an unchanged stamp means that the place belonged to the id all the time. An
 //     unchanged id proves less: while the reader slept, the place may have gone to another id, and then back.
-//   * The next owner of the place writes its numbers after a barrier (Lane::begin's), and the place was stamped as free
+//   * The numbers of the place's next id are written after a barrier (Lane::begin's), and the place was stamped as free
 //     before that barrier. A reader that has copied one of these numbers and passed a load_barrier sees that stamp or
 //     a later one.
 //   * A stamp above g comes from an update that had not committed when the reader began: the id is being added,
@@ -42,9 +42,9 @@
 //
 // If a reader finds no such place, or another stamp afterwards, then this very id has changed, or the index is not
 // current any more. So the reader loads the state again, and searches again if the index is another one. (It compares
-// the index's stamp, not its region: a new index is built in the region of the second last one, which a reader that
-// slept may still be reading.) An id that is in the table at g is in the index of g, and entries are neither removed
-// nor moved. So a reader never misses an id that was in the table when it began and was not removed since.
+// the index's stamp, not its region: a new index is built in the region of the last but one, which a reader that slept
+// may still be reading.) An id that is in the table at g is in the index of g, and entries are neither removed nor
+// moved. So a reader never misses an id that was in the table when it began and was not removed since.
 //
 // No memory is given back to the system, since a reader may be in any region at any time: reading a hole would fill it,
 // or kill the reader if /dev/shm is full.
@@ -71,7 +71,7 @@ inline RecordShape record_of(const MemberSpec& spec) {
     const SlotShape slots = slots_of(spec.optimizer, *spec.round);
     return {width, width / slots.group, slots};
 }
-// The contents that a row has when it comes into the table, and that readers see before that.
+// The first contents of a row. Readers also see them for an id that is not in the table.
 template <class T>
 void first_row(const MemberSpec& spec, int64_t id, T* row, uint64_t width) {
     initial_row(spec.table, id, row, width);
@@ -98,7 +98,7 @@ void with_number(bool is_double, Act act) {
 struct Removal {
     Ids ids = {};
     bool all_others = false;  // all rows that the operation does not change
-    std::optional<int64_t> updated_before = {};  // rows last updated before this step, if neither changed nor `kept`
+    std::optional<int64_t> updated_before = {};  // also rows last updated before this, except changed and `kept` ones
     Ids kept = {};
 };
 
@@ -138,7 +138,7 @@ class Table {
             places_[i] = static_cast<int64_t>(place);
             if (place == kAbsent) fresh_.push_back(i);
         };
-        // A change that replaces all rows needs no index, and rebuilds a damaged one.
+        // A change that replaces all rows needs no index, and rebuilds a damaged index.
         rebuilds_ = removal.all_others && !index_.is_sound();
         if (rebuilds_)
             find_without_index(changed, known, found);
@@ -180,8 +180,8 @@ class Table {
         reserve();
     }
 
-    // An update saves ids, stamps and steps of the places that it assigns to new ids or frees (`marked`), then steps and
-    // rows of the places whose rows it changes (`touched`).
+    // An update saves first ids, stamps and steps of the places that it assigns to new ids or frees (`marked`), then
+    // steps and rows of the places whose rows it changes (`touched`).
     SavedArray saved_marks() const {
         SavedArray saved{member_.number(), marked_.size(), 1, {}};
         saved.regions[1] = {sizeof(int64_t), committed_rows_ * sizeof(int64_t)};
@@ -317,7 +317,7 @@ class Table {
         free_ = static_cast<uint64_t>(links[place]);
         return static_cast<int64_t>(place);
     }
-    // Reads all places. steps: their last steps.
+    // Finds the places that `all_others` or `updated_before` frees. steps: each place's last step.
     void free_others(const Removal& removal, const PlacesInUse& known, const int64_t* steps) {
         std::vector<bool> kept(committed_rows_);
         for (const int64_t place : places_)
@@ -377,7 +377,7 @@ class Table {
     std::vector<int64_t> places_;
     std::vector<uint32_t> fresh_;  // positions of new ids in ids_
     std::vector<uint64_t> freed_;
-    std::vector<int64_t> marked_;  // places below committed_rows_ that are given away or freed
+    std::vector<int64_t> marked_;  // places below committed_rows_ that are assigned to new ids or freed
     std::vector<int64_t> touched_;  // places below committed_rows_ of changed ids
     uint64_t in_table_ = 0, free_ = 0, end_ = 0, reused_ = 0, buckets_ = 0;
     bool rebuilds_ = false;

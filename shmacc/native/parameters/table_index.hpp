@@ -1,8 +1,8 @@
 // The index of a table of parameters, under the lane's lock: finds the places of ids, and is compared with the rows.
 //
 // An index that something has overwritten misses some rows: an update would make a second row for such an id. So each
-// process compares all places with the index before its first update, and later, at each update, at least as many as
-// the update adds.
+// process compares all places with the index before its first update. Later, at each update, it compares at least as
+// many as the update adds.
 #pragma once
 
 #include "protocol/lane.hpp"
@@ -31,8 +31,8 @@ struct PlacesInUse {
     void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
 };
 
-// Each operation on a table has a TableIndex. After it has changed the table, it uses only `now`: the other members
-// describe the committed rows.
+// Each operation on a table has a TableIndex. After the operation has changed the table, it uses only `now`: the other
+// members describe the committed rows.
 class TableIndex {
   public:
     explicit TableIndex(Member& member)
@@ -55,7 +55,7 @@ class TableIndex {
             tell_damage(wanted.ids[0], false);
         }
     }
-    // Compares at most `most` further places; throws if the index misses a row. Returns whether all were compared.
+    // Compares at most `most` further places; throws if the index misses a row. Returns whether all are compared now.
     bool compare(uint64_t most) {
         Compared& compared = member_.lane().compared(member_.number());
         try {
@@ -84,8 +84,8 @@ class TableIndex {
         }
         return state_.index_buckets == 0 || now().is_sound(member_.lane_state().generation);
     }
-    // Checks the buckets where new ids go, and compares as many rows elsewhere: if the index was damaged after this
-    // process compared all rows, that is found before many are hidden. fresh: positions of the new ids in ids.
+    // Checks the buckets where new ids go, and compares as many other rows with the index. So damage that comes after
+    // this process has compared all rows is found before it hides many. fresh: positions of the new ids in ids.
     void check_around(const int64_t* ids, const std::vector<uint32_t>& fresh) {
         if (rows_ == 0 || state_.index_buckets == 0) return;
         const Index index = now();

@@ -20,7 +20,7 @@ class TableReader {
         look();
     }
     const ReadRegions& regions() const { return regions_; }
-    // The state that was committed when this was last read.
+    // The committed state that this reader loaded last.
     const MemberState& state() const { return state_; }
     const RecordShape& shape() const { return shape_; }
 
@@ -52,7 +52,7 @@ class TableReader {
     // Copies `width` numbers of each id's record, from number `from` on. An id that is absent has initial contents.
     template <class T>
     void copy(const int64_t* ids, uint64_t count, uint64_t from, uint64_t width, T* to) {
-        const DefaultFloats floats;  // an absent row is to the bit what an update will make
+        const DefaultFloats floats;  // so an absent row has the same bits as the row that an update will make
         const auto absent = [&](uint64_t i) {
             if (from == 0) return first_row(spec_, ids[i], to + i * width, width);
             const auto slot = static_cast<uint32_t>((from - shape_.width) /
@@ -131,7 +131,7 @@ class TableReader {
         }
     }
 
-    // PlacesInUse that fetches the rows as well.
+    // PlacesInUse whose `fetch` prefetches the rows, too.
     struct Fetching : PlacesInUse {
         Fetching(const PlacesInUse& known, const unsigned char* records, uint64_t stride, uint64_t bytes)
             : PlacesInUse(known), records_(records), stride_(stride), bytes_(bytes) {}
@@ -152,7 +152,7 @@ class TableReader {
             const uint64_t generation = lane_.committed().snapshot().generation;
             MemberStates& states = lane_.states(member_);
             state_ = load_words(states.copies[current_copy(states, generation)]);
-            // A copy that is being overwritten fails its checksum. If it is of a later generation, read both again.
+            // While it is overwritten, a copy fails its checksum or has a later generation: load both anew.
             if (state_.generation <= generation && state_.checksum == checksum_of(state_)) {
                 known_.generation = generation;
                 break;

@@ -78,7 +78,7 @@ double initial_of_slot(const OptimizerSpec& optimizer, uint32_t number);
 struct Corrections {
     double first, second;
 };
-// The learning rate of an update; if it has no corrections, the array's number of updates gives them.
+// The learning rate of an update, and Adam's corrections; nullopt: computed from the array's number of updates.
 struct Rate {
     double rate;
     std::optional<Corrections> corrections = {};

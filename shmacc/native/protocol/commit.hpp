@@ -20,7 +20,7 @@
 // Two operations change both records: `restore` starts a new round with contents in the first lane; a change of
 // parameters (update.hpp) commits the arrays and the step together. Each holds all locks and stores the
 // RoundState first, with the generation that the lane will have (RoundState::needs). The lane's commit then
-// commits both; until then the previous RoundState counts. If the process dies in between, `settle` takes the
+// commits both; until then the previous RoundState counts. If the process dies before that, `settle` takes the
 // RoundState's generation back, before the lane can reach the needed generation.
 //
 // Members' copies are written only between `begin` and the commit, over the copies that are not current. If the
@@ -46,8 +46,8 @@
 // own); only then does the operation change the rows of these records.
 //
 //   Invariant: if journal.generation != generation + 1, the places below `rows` of all members of the current
-//              round contain committed rows. If it is equal, they do once the first journal.records undo records
-//              are put back.
+//              round contain committed rows. Otherwise they do once the first journal.records undo records are put
+//              back.
 //
 // A process that acquires a lane's lock looks for an operation that did not commit (`interrupted`), and undoes
 // it first (`recover`). So the order is the same everywhere: acquire, recover, operate. Each instant of death:
@@ -83,7 +83,7 @@
 //   record, then generation   The generation is stored with release and loaded with acquire: a reader that
 //                 sees a generation sees its whole copy, and the members' copies of that operation.
 //   generation, then the next record   A copy is overwritten once the generation has moved on; a reader that
-//                 loads one of the new words must find the new generation when it loads it again. A store
+//                 loads one of the new words must find the new generation when it looks again. A store
 //                 with release does not order later stores, and one session may commit twice (a recovery and
 //                 then its own operation; a longer undo log before its use). So `commit` begins with a
 //                 store_barrier, which pairs with the load_barrier of `snapshot`. It stands before the words,
@@ -144,7 +144,7 @@ class Committed {
     Record snapshot() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);
-            // This result stays right while the latest generation does not change, unless `settle` runs.
+            // If the latest record is not valid yet (RoundState::needs), the one before it is committed.
             const uint64_t generation = latest - !is_valid(copies_[latest & 1]);
             const Record record = load_words(copies_[generation & 1]);
             load_barrier();
@@ -170,7 +170,7 @@ class Committed {
     // Whether the record is of the generation that this process has read or committed last.
     bool is_current(const Record& record) const { return record.generation == load_relaxed(current_); }
     // The generation of the record that `snapshot` would return. A restore changes it only with the second of
-    // its two commits, even if its process is stopped in between.
+    // its two commits, even if its process is stopped between the two.
     uint64_t generation() const {
         for (int attempt = 0;; ++attempt) {
             const uint64_t latest = load(generation_);

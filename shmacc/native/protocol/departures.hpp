@@ -15,11 +15,11 @@
 //           worker, or its failure had been told already
 //   tell    kDead or kFailed -> the same with kTold, if the process had taken; else free
 //
-// A sweep first looks for a record that another sweep, which may have died, made of the same process. So one
-// death makes one record, even if two lanes sweep at the same time: to free a record takes all lanes' locks.
-// When records give way (below), a process may get two. Readers compare identities, and count it once. A record
-// gets its identity before its fate, so a half-written record is no news: the participant's entry is still there, and
-// the next sweep writes the record again.
+// A sweep first looks for a record of the same process: another sweep, whose process may have died, may have made it.
+// So one death makes one record, even if two lanes sweep at the same time: to free a record takes all lanes' locks.
+// When records give way (below), a process may get two. Readers compare identities, and count it once. A record gets
+// its identity before its fate, so a half-written record is no news: the participant's entry is still there, and the
+// next sweep writes the record again.
 //
 // The table has kMaxDeparted entries. If all are in use, or there is no memory for another page of the table,
 // the oldest record gives way: a sweep does not fail. A record costs only its 64 bytes (and 1 KiB for the
@@ -122,7 +122,7 @@ class Departures {
         for (uint32_t i = table_.size(); i-- > 0 && load(table_[i].token) == 0;) table_.last_use(i);
     }
 
-    // Returns the processes that have taken, if all of them are gone; else none. Needs no lock.
+    // Returns the processes that have taken if all of them are gone, else nothing. Needs no lock.
     std::vector<Departure> chiefs() {
         std::vector<Departure> chiefs;
         bool led = false;

@@ -1,4 +1,4 @@
-// A lane of a segment: its records and memory, and the lock of the process that changes them.
+// A lane of a segment: its records and memory, and the lock that a process needs to change them.
 //
 // An operation works on copies (LaneState; a Member for each member that it touches) and commits them (commit.hpp).
 #pragma once
@@ -75,7 +75,7 @@ class Lane {
     bool interrupted(const LaneState& state) const {
         return load(header_.journal.generation) == state.generation + 1;
     }
-    // Needs the lock. The current state, which may be `interrupted`.
+    // Needs the lock. Returns the current state; ask `interrupted` whether an operation must be undone first.
     LaneState current() {
         begun_ = false;
         const LaneState state = committed_.current();
@@ -152,8 +152,8 @@ class Lane {
         state.round = round;
         state.count = state.weight = 0;
     }
-    // After a restore, lets its commit give the undo log's memory back: the log has all old contents. before: the state
-    // as it was before reserve_undo committed larger sizes. It gets these, so that `give_back` sees the difference.
+    // Lets a restore's commit give back the undo log, which is large: it has all old contents. before: the state before
+    // reserve_undo committed larger sizes. Stores these sizes in `before`, so that `give_back` sees the difference.
     static void keep_no_undo(LaneState& before, LaneState& now) {
         for (uint32_t region : {kUndoLog, kUndoRows}) {
             before.reserved[region] = std::max(before.reserved[region], now.reserved[region]);
@@ -163,7 +163,7 @@ class Lane {
     void give_back(const LaneState& before, const LaneState& now) {
         for (uint32_t region = 0; region < kLaneRegions; ++region)
             if (now.reserved[region] < before.reserved[region]) {
-                SHMACC_ASSERT(may_begin());  // else the memory may be in use
+                SHMACC_ASSERT(may_begin());  // after `begin`, the operation may be using the memory
                 mapping_.punch(region, now.reserved[region]);
             }
     }
@@ -172,7 +172,7 @@ class Lane {
     bool has_begun() const { return begun_; }
     bool may_begin() const { return lock_->is_mine() && !begun_; }
 
-    // How many bytes of a region (counted as in the lane's mapping) the committed state records as reserved.
+    // How many bytes of a region the committed state records as reserved. region: its number in the lane's mapping.
     uint64_t recorded(const LaneState& state, uint32_t region) const {
         if (region < kLaneRegions) return state.reserved[region];
         region -= kLaneRegions;
@@ -195,7 +195,7 @@ class Lane {
     // that cost at most once in kSmallRounds rounds. Let `most` be the bytes that a region needed in the largest of
     // this round and the kSmallRounds rounds before it:
     //
-    //   a member holds at most 5/4 of `most` and kSpare in that region (in the index: twice that).
+    //   a member holds at most 5/4 of `most`, plus kSpare, in that region (in the index: twice that).
     //
     // Rounds without gradients count. Memory is given back by the first gradient of a later round, or by a take or
     // a new step that finds a member idle for kSmallRounds rounds (AllLanesSession::give_memory_back).

@@ -24,7 +24,7 @@
 //                                                 was half written (commit.hpp).
 //   after the record lock, before the post        as in the first case.
 // Two releasers may both see 0 and both post: the value is 2 then. The next process that takes a permit but
-// fails to get the record lock uses up the surplus one.
+// fails to get the record lock uses up the surplus permit.
 //
 // Memory order. On every machine an owner sees all stores of the last owner: dropping a record lock and setting
 // one both change the kernel's list of the file's locks under a spinlock, whose release follows the stores of
@@ -116,7 +116,7 @@ class Lock {
     Acquired acquire(int64_t deadline, Interruption& interruption) {
         const auto how = threads_.try_lock() ? Acquired::kAtOnce : Acquired::kAfterWaiting;
         if (how != Acquired::kAtOnce && !queue_with_threads(deadline, interruption)) return Acquired::kNot;
-        // An operation that gets the mutex at once has just checked the file.
+        // The caller has just checked the file; after a wait for the mutex, `usable` checks it again.
         if ((how == Acquired::kAtOnce || usable()) && permit_at_once() && record_lock()) return how;
         const int64_t since = monotonic_ns();
         // The first slices are short: if the permit died with its owner, one of them ends soon.
@@ -139,7 +139,7 @@ class Lock {
         }
     }
 
-    // Acquires the lock only if that takes no wait.
+    // Acquires the lock if that needs no wait; returns whether it did.
     bool try_acquire() {
         if (!threads_.try_lock()) return false;
         if (load(fairness_.keep_off_ns) == 0 && sem_trywait(queue_) == 0 && record_lock()) return true;

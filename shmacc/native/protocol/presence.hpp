@@ -9,7 +9,7 @@
 // A dead process leaves its token behind. No other process gets the entry until a sweep, under a lane's lock,
 // has removed the dead process's takes from the queue. A newcomer that looks at such an entry holds the first
 // byte for a moment, but never the second: so even a newcomer that is stopped there does not make a dead
-// waiter look alive. A newcomer that found entries of dead processes sweeps once it has an entry; if none was
+// waiter look alive. A newcomer that found entries of dead processes sweeps as soon as it has an entry; if no entry was
 // free, it sweeps before it searches again. So forked children that come and die do not use up the entries.
 //
 // Entries from `top` on are never looked at. `top` rises before a token is written. A sweep lowers `top` entry
@@ -31,18 +31,18 @@
 // has found yet.
 //
 // A process that has failed may go on, with another handle or a thread in an operation. Then its token stays kHere, and
-// `failures` counts its failures. The process whose wait is told of them stores in `told` how many it was told, with
-// half of the failed process's token. So `told` means nothing for the next process of the entry, even if the failed
-// process leaves at that moment.
+// `failures` counts its failures. The process whose wait is told of them stores their number in `told`, with half of
+// the failed process's token. So `told` means nothing for the next process of the entry, even if the failed process
+// leaves at that moment.
 //
 // A worker is a process that has applied, or has said which contributor it is: `contributor` without `applied_ns`. It
 // says so in one store, before its first gradient is looked at; a death before that store is not reported.
 //
-// `applied_ns` and `took_ns` are set before the commit that they announce: a process that dies in between is
+// `applied_ns` and `took_ns` are set before the commit that they announce: a process that dies between the two is
 // reported as if it had applied (or taken), as it was about to. An operation adds its bit to `roles` before it does
-// anything else. No operation reads them: they tell inspection what a process was there for. Each instant of death:
+// anything else. No operation reads `roles`: they tell inspection what a process was there for. Each instant of death:
 //   before the role is added        the process is not known to have done this, and it has changed nothing.
-//   after that                      the process counts as one that does this, as it was about to.
+//   after it is added               the process counts as one that does this, as it was about to.
 //   in claim, before the token      the entry is free.
 //   in fail, before `failures`      the process counts as dead, not as failed.
 //   in leave, before the token      the process counts as dead; if it had failed, with the reason of its failure.
@@ -124,7 +124,7 @@ class Entries {
     uint64_t reserved_ = 0;
 };
 
-// How many failures of the process with this token a wait was told of.
+// How many failures of this process have been told to waits. token: the process's.
 inline uint32_t failures_told(const Participant& entry, uint64_t token) {
     const uint64_t told = load(entry.told);
     return told >> 32 == token >> 32 ? static_cast<uint32_t>(told) : 0;
@@ -245,7 +245,7 @@ class Presence {
         if (i == index_) return token == token_;
         return i < table_.size() && load(table_[i].token) == token && others_hold(fd_, life_byte(i), 1);
     }
-    // Calls each(i, token) for each entry that is in use, until it returns false.
+    // Calls each(i, token) for each entry that is in use, until `each` returns false.
     template <class Each>
     void for_each(Each each) {
         for (uint32_t i = 0, top = table_.size(); i < top; ++i)

@@ -6,7 +6,7 @@
 
 namespace shmacc {
 
-// Needs the lane's lock. deaths: 1 if the operation's process died, 0 if it failed.
+// Needs the lane's lock. deaths: 1 if the operation's process died, 0 if the operation failed.
 inline void recover(Lane& lane, LaneState& state, uint64_t deaths) {
     SHMACC_ASSERT(lane.lock().is_mine() && lane.committed().is_current(state));
     const Journal& journal = lane.journal();

@@ -1,4 +1,4 @@
-// The shape of a member's round.
+// The shape that a member's values have in a round.
 #pragma once
 
 #include <type_traits>

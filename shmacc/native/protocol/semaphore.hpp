@@ -3,9 +3,9 @@
 // The file's name contains the segment's token, so no other process can make it first. It is complete, with
 // owner and mode, before it has the name (O_TMPFILE and linkat, as for the segment). The file under the name is
 // checked before it is opened, without following links: it must be a regular file of a semaphore file's size.
-// Else it might be a hard link to a segment's file, and closing that would drop the process's locks on it. The
-// file is mapped only if it belongs to the segment's owner: another user might truncate it, and its next use
-// would raise SIGBUS.
+// Without this check it might be a hard link to a segment's file, and to close it would drop this process's locks. The
+// file is mapped only if it belongs to the segment's owner: another user might truncate it, and its next use would
+// raise SIGBUS.
 //
 // The file contains a glibc sem_t for each lane, as sem_open would make it. sem_open itself is not used: it chooses
 // owner and mode by uid and umask, and cannot report whom the file belongs to.
@@ -27,8 +27,8 @@ class NamedSemaphore {
   public:
     enum class Found { kOpened, kMissing, kAnothers, kNoSemaphore };
 
-    // Makes `count` semaphores in a file, and gives it the name. While the returned descriptor is open, a cleaner
-    // leaves the file alone. Returns no descriptor if the name is taken.
+    // Makes `count` semaphores in a file, and gives the file this name. While the returned descriptor is open, a
+    // cleaner leaves the file alone. Returns no descriptor if the name is taken.
     static Descriptor make(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         Descriptor fd = open_above_streams(kDirectory, O_TMPFILE | O_RDWR, 0600);
         if (!fd) system_failure("Making a semaphore", errno);
@@ -57,8 +57,8 @@ class NamedSemaphore {
         return true;
     }
 
-    // Opens the file of that name if it can be a semaphore's. Else returns no descriptor and sets errno
-    // (EINVAL: it cannot be one).
+    // Opens the file of that name if it looks like a semaphore's. If not, returns no descriptor and sets errno (EINVAL:
+    // it looks different).
     static Descriptor open_file(const std::string& path, int access, struct stat& found) {
         const Descriptor look(::open(path.c_str(), O_PATH | O_CLOEXEC | O_NOFOLLOW));
         if (!look || fstat(look.get(), &found) != 0) return Descriptor();
@@ -86,7 +86,7 @@ class NamedSemaphore {
         if (first_) munmap(first_, count_ * sizeof(sem_t));
     }
 
-    // owner: the segment's owner. A mode that differs from the segment's is corrected, if this user may.
+    // owner: the segment's owner. A mode that differs from the segment's is corrected, if this user has the right to.
     Found open(const std::string& path, uint32_t count, mode_t mode, uid_t owner) {
         struct stat found{};
         const Descriptor fd = open_file(path, O_RDWR, found);

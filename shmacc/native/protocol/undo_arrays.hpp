@@ -1,4 +1,4 @@
-// The undo log of parameters: what an update saves before it changes them, and how it is put back.
+// The undo log of parameters: how an update saves what it will change, and how that is put back.
 //
 // The log is complete before the update's stamp; from then on Journal::records counts the entries that are
 // saved. So recovery reads only what belongs to the update whose stamp is in the journal. Putting entries back
@@ -79,7 +79,7 @@ inline void put_arrays_back(Lane& lane, LaneState& state, uint64_t entries) {
             if (array.regions[k].entry_bytes)
                 regions[k] = member.array<unsigned char>(saved_regions[k], array.regions[k].bytes);
         }
-        // Each listed entry takes room in the log, each other one with bytes in UndoRows: so the loop below is bounded.
+        // Each entry takes room in the log (if listed) or in UndoRows (if it has bytes): so the loop below is bounded.
         const bool has_bytes = std::any_of(std::begin(regions), std::end(regions), [](auto at) { return at; });
         if (!array.listed && !has_bytes && array.entries > 0) data_loss("an undo record names no row");
         const uint64_t count = std::min(entries, array.entries);

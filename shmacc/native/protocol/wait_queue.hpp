@@ -5,7 +5,7 @@
 // number is reached. So nothing is ever handed to a process that may be dead: a waiter that dies, times out
 // or is cancelled has consumed nothing.
 //
-//   join    under all lanes' locks: stores the fields, then the ticket. A process that dies in between has not joined.
+//   join    under all lanes' locks: stores the fields, then the ticket. A process that dies before that has not joined.
 //   leave   one store by the waiter itself; it needs no lock (a timeout must not depend on the lock's owner).
 //   cancel  one store cancels every ticket given so far; a count tells takes that wait for the lock and have no
 //           ticket yet. The waiters see the cancel when woken; or when their slice ends, if the cancelling
@@ -15,9 +15,9 @@
 //   order   a take that joins stores its ticket, then looks for the head, a cancel and a closed handle. A take
 //           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
 //           of the two sides must see the other's store, or a waiter would sleep through a slice that should
-//           have ended early. So both sides have a full_barrier in between (every processor lets a load pass an
-//           earlier store). Otherwise it is enough to store a word last and to load it first: a ticket after the
-//           fields of its entry, a futex word after the change that it announces.
+//           have ended early. So each side has a full_barrier between store and look (every processor lets a load
+//           pass an earlier store). For all else it is enough to store a word last and to load it first: a ticket
+//           after the fields of its entry, a futex word after the change that it announces.
 //   death   a take or an apply may find an entry in front of it whose process is proved dead. It sweeps that
 //           entry, under a lane's lock.
 //
@@ -37,12 +37,12 @@
 // for at least num_required gradients.
 //
 // Slices. A sleeper finds out some things only when its slice ends: that a process in front of it died, that
-// the process that should have woken it died, that the file was truncated or its name removed, and a signal
-// that did not end its sleep. The first few takes in the queue check every kWaitSlice, so that a dead process
-// delays the others no longer. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
-// otherwise hundreds of idle sleepers would keep a processor busy. The first slices are short, since a signal
-// that comes just before the sleep begins is noticed only when the slice ends. Where a signal need not end the
-// sleep (Interruption::ends_sleep), all slices are short.
+// the process that should have woken it died, that the file was truncated or its name removed, and that a signal came
+// without ending its sleep. The first few takes in the queue check every kWaitSlice, so that a dead process delays the
+// others by one such slice at most. Takes further back, and processes that wait for a step, sleep up to kLongSlice:
+// otherwise hundreds of idle sleepers would keep a processor busy. The first slices are short, since a signal that
+// comes just before the sleep begins is noticed only when the slice ends. Where a signal need not end the sleep
+// (Interruption::ends_sleep), all slices are short.
 //
 // Futexes rather than one semaphore for each waiter: nothing more to create, to leak or to clean up, and the
 // kernel keys them by the file's inode and offset, so any process that maps the segment can wait and wake.
@@ -180,7 +180,7 @@ class WaitQueue {
 
     uint32_t& progress_word() { return head_.progress; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
-    // Counts the waiting takes; lives(participant, token) says whether a take's process counts.
+    // Counts the waiting takes for whose process lives(participant, token) returns true.
     template <class Lives>
     uint32_t waiting(Lives lives) {
         uint32_t waiting = 0;

@@ -157,7 +157,7 @@ inline nb::tuple merged_rows(nb::handle indices, nb::handle values, bool is_doub
     return is_double ? merged<double>(indices, values) : merged<float>(indices, values);
 }
 
-// Updates the parameters by the round `serial`, which `rounds` has open. Returns false if they had it already.
+// Updates the parameters by the round `serial`, which `rounds` has open. Returns false if this was done already.
 inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, int64_t step,
                               const nb::list& changes, std::optional<double> timeout) {
     const OpenSegment::Use segment = handle.attached();
@@ -180,8 +180,8 @@ inline bool update_parameters(Handle& handle, Handle& rounds, uint64_t serial, i
     }
 }
 
-// Changes parameters that are a copy (copy.hpp). lineage and parent: (term, number, digest). Returns whether the change
-// was made now, or was there already, and the copy's digest. only_check: only checks whether it could be made.
+// Changes parameters that are a copy (copy.hpp). lineage and parent: (term, number, digest). Returns true if the change
+// was made now, false if the copy had it already; and the copy's digest. only_check: changes nothing.
 inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb::object& parent,
                              int64_t step, int64_t begun, const nb::list& changes, const nb::list& updates,
                              std::optional<double> timeout, bool only_check) {
@@ -206,7 +206,7 @@ inline nb::tuple change_copy(Handle& handle, const nb::object& lineage, const nb
 }
 
 // Runs a Load. parameters: (handle, step, changes, updates of each array). accumulators: (handle, step, gradients,
-// terms); see `Handle::apply_group` for the last two. No segment is named twice.
+// terms); gradients and terms are those of `Handle::apply_group`. No segment is named twice.
 inline void load_segments(const nb::list& parameters, const nb::list& accumulators,
                           std::optional<double> timeout) {
     const int64_t deadline = deadline_after(timeout);

@@ -107,7 +107,7 @@ inline nb::tuple merge_columns_of(const nb::list& rows, const nb::list& counts, 
     return nb::make_tuple(array_of<int64_t>(merged, total), array_of<int64_t>(merged_counts, total), made);
 }
 
-// wholes: arrays of uint8 with shape (rows or elements, bytes of each). firsts, lengths: those of each array's Whole.
+// wholes: arrays of uint8 (rows or elements, bytes of each). firsts, lengths: Whole::first and Whole::length of each.
 inline void put_values_of(const nb::list& wholes, nb::handle firsts, nb::handle lengths, nb::handle positions,
                           nb::handle values) {
     std::deque<ArrayBuffer<uint8_t>> arrays;

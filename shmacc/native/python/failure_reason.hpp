@@ -31,7 +31,7 @@ inline nb::object failed_by(nb::handle error) {
 
 inline PyObject* base_of_errors = nullptr;  // shmacc.errors.ShmaccError
 
-// Cuts UTF-8 in the middle, since the errors of this library end with what to do.
+// Cuts out the middle of a UTF-8 text, since the errors of this library say at their end what to do.
 inline std::string without_middle(const std::string& text, size_t most) {
     if (text.size() <= most) return text;
     const auto inside = [&text](size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80; };
@@ -42,8 +42,8 @@ inline std::string without_middle(const std::string& text, size_t most) {
     return text.substr(0, head) + gap + text.substr(tail);
 }
 
-// The type's name and 200 characters of the text; of an error of this library the whole text, as far as a Reason has
-// room. An exception that cannot be described has no text.
+// The type's name and 200 characters of the text. An error of this library keeps its whole text, if a Reason has room.
+// An exception that cannot be described has no text.
 inline std::string describe_exception(nb::handle error) {
     constexpr Py_ssize_t kMostOfName = 100, kMostOfText = 200;
     const bool own = base_of_errors && PyErr_GivenExceptionMatches(error.ptr(), base_of_errors);
@@ -81,7 +81,7 @@ inline bool is_known(nb::handle error, uint64_t stay) {
 }
 
 // Returns the reason for OpenSegment::note_failure if a process leaves a segment with this exception; nullopt: it has
-// not failed. Empty: reported before, or no memory. stay: 0 if the process is not attached: nobody waits for it.
+// not failed. Empty: reported before, no memory, or nobody waits for the process (stay 0: it is not attached).
 inline std::optional<std::string> reason_of(nb::handle error, uint64_t stay) {
     if (is_in_order(error)) return std::nullopt;
     if (stay == 0) return "";

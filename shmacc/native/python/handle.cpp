@@ -133,7 +133,7 @@ Raises:
 )");
 
     m.def("open_rounds", [] {
-        std::vector<nb::object> all;  // before a list is made: that may collect garbage, and so end rounds
+        std::vector<nb::object> all;  // first, since making a list may collect garbage, and so end rounds
         for (RoundBlock* const block : RoundBlock::all_open()) all.push_back(nb::find(block));
         nb::list found = new_list();
         for (nb::object& block : all) found.append(BlockAccess(std::move(block)));

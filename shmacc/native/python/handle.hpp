@@ -24,7 +24,7 @@ class Handle : public HandleRounds {
         }
     }
 
-    // Does OpenHandle::enter; from now on the caller knows the step.
+    // Does OpenHandle::enter; from now on the step counts as known (timeline.hpp).
     bool enter(const std::string& path, const std::string& semaphore_path) {
         if (!OpenHandle::enter(path, semaphore_path)) return false;
         if (!has_arrays(segment().config().kind)) note_opened(segment());
@@ -38,7 +38,7 @@ class Handle : public HandleRounds {
         attached()->presence().be_contributor(contributor);
     }
     // Sets a function that is called once: when a gradient of this object with kNeverStale is first not added, since
-    // its contributor was in the round already. It gets that contributor. It must not refer to this object.
+    // its contributor was in the round already. The function gets that contributor, and must not refer to this object.
     void on_repeat(nb::object call) { on_repeat_ = std::move(call); }
 
     // terms: see `of_terms`.
@@ -90,8 +90,8 @@ class Handle : public HandleRounds {
         const int64_t deadline = deadline_after(timeout);
         run<Step>([&](Step& act) { act.unseal(deadline); });
     }
-    // These two return the step and its timeline. If a thread waits for a task (`caller`), it passes the timeline to
-    // the task, which then notes the step as read (read_in_thread).
+    // These two return the step and its timeline. If a thread waits on behalf of a task (`caller`), the task gets the
+    // timeline from it, and notes the step as read (read_in_thread).
     Step::At wait_step(int64_t after, std::optional<double> timeout, bool raise_departures,
                        const Caller* caller) {
         const int64_t deadline = deadline_after(timeout);
@@ -111,7 +111,7 @@ class Handle : public HandleRounds {
         if (at && !caller) note_read(*at);
         return at;
     }
-    // The calling thread or task knows this step, of this timeline, and may compute a gradient at it.
+    // Notes that the calling thread or task knows this step and its timeline, and may compute a gradient at it.
     void note_read(const Step::At& at) noexcept { reads_.note_own({std::get<0>(at), std::get<1>(at)}); }
     void read_in_thread(nb::handle at) { note_read(unpacked<int64_t, uint64_t>(at)); }
     // Returns the last step that the calling thread or task has read; nullopt: it has read none.
@@ -162,7 +162,7 @@ class Handle : public HandleRounds {
         return run<Act>(call);
     }
     int64_t step() const { return in_file().round().snapshot().step; }
-    // Whether the run is not finished. Throws if it is, and new parameters would stay untrained.
+    // Whether the run goes on. Throws if it is finished, and new parameters would stay untrained.
     bool running() const {
         if (!finished()) return true;
         refuse_other_parameters();
@@ -182,7 +182,7 @@ class Handle : public HandleRounds {
         } catch (const Error&) {  // the segment is damaged: its operations will report that
         }
     }
-    // Applies a gradient of the only member. Given makes it of these arrays, without a Python object.
+    // Applies a gradient of the only member. Given makes the gradient of these arrays, without a Python object.
     template <template <class> class Given, class... Arrays>
     bool apply_one(int64_t local_step, nb::handle terms, const Arrays&... arrays) {
         const OpenSegment::Use segment = attached();

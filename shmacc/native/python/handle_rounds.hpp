@@ -17,7 +17,7 @@ class HandleRounds : public OpenHandle {
         const KeptRounds dropped = closed() ? std::exchange(kept_, {})
                                             : KeptRounds();  // last, since it may run Python
     }
-    // Closes the handle at the end of a process. Also leaves the segment if the process has other handles on it, as a
+    // Closes the handle at the end of a process. Leaves the segment even if the process has other handles on it: a
     // forked child has its parent's handles.
     void leave(nb::handle error) {
         if (!segment_) return;
@@ -34,7 +34,7 @@ class HandleRounds : public OpenHandle {
             take_in(*segment, taken, num_required, at_least, timeout, false, raise_departures, nullptr);
         note_taken(taken);
     }
-    // The calling thread or task has the round of `taken`, and so knows the step after it.
+    // Notes that the calling thread or task has the round of `taken`: so it knows the step after that round.
     void note_taken(const RoundResult& taken) { reads_.note_own(taken.read()); }
     // Puts a kept result, which did not reach its caller, in `taken`. Returns whether there was one.
     bool take_kept(RoundResult& taken) { return kept_.pass_on(taken); }
@@ -90,7 +90,7 @@ class HandleRounds : public OpenHandle {
     void check_departures() {
         run<Take>([&](Take& act) { act.check_departures(); });
     }
-    // Returns whether the round was still open. After an error it still is, except if its update has begun.
+    // Returns whether the round was still open. After an error it stays open, except if its update has begun.
     bool consume_round(uint64_t serial) {
         segment();
         if (!rounds_.has(serial)) return false;

@@ -50,7 +50,7 @@ MemberSpec member_spec(const nb::tuple& given) {
     return spec;
 }
 
-// Returns an attached handle on a new segment; None if the name is taken, or was removed at once. arrays: for
+// Returns an attached handle on a new segment; None if the name is taken, or was removed meanwhile. arrays: for
 // NewArrays; empty if the segment has no arrays.
 nb::object create(const std::string& path, const std::string& semaphore_path, const std::string& name,
                   uint32_t kind, const nb::list& members, uint32_t reduction, uint32_t lanes,
@@ -167,8 +167,8 @@ int raise_refused_write(void*) {
     return -1;
 }
 
-// The GIL guards what a handle keeps in this process. A free-threaded interpreter enables its GIL for an extension that
-// does not declare that it needs none, like this one. But a user can forbid that.
+// The GIL guards what a handle keeps in this process. A free-threaded interpreter enables its GIL for this extension,
+// which does not declare that it needs no GIL. But a user can forbid that.
 void refuse_without_gil() {
     const nb::object sys = nb::module_::import_("sys");
     if (nb::hasattr(sys, "_is_gil_enabled") && !nb::cast<bool>(sys.attr("_is_gil_enabled")()))
@@ -208,8 +208,8 @@ Descriptor open_file(nb::handle path, int flags, mode_t mode) {
     nb::raise_python_error();
 }
 
-// nanobind's table of instances grows when there are more than ever before, in functions that are `noexcept`: without
-// memory that would end the process. So it grows here, to what few processes need, and never shrinks.
+// nanobind's table of instances grows when there are more instances than ever before, in functions that are `noexcept`:
+// there a lack of memory would end the process. So it grows here, to what few processes need, and never shrinks.
 void make_room_for_instances() {
     std::vector<nb::object> made(1000);
     for (nb::object& each : made) each = nb::cast(Descriptor());
@@ -221,7 +221,7 @@ int execute_in_main(PyObject* m) { return refuse_in_subinterpreter() ? -1 : exec
 }  // namespace
 }  // namespace shmacc
 
-// NB_MODULE defines PyInit__core, here under another name. The PyInit__core below, which Python calls, calls it.
+// NB_MODULE defines PyInit__core, here renamed. Python calls the PyInit__core below, which calls the renamed one.
 #define PyInit__core init_by_nanobind
 extern "C" PyObject* init_by_nanobind();
 NB_MODULE(_core, m) {

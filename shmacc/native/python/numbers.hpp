@@ -47,7 +47,7 @@ inline bool read_number(PyObject* number, int64_t* to) {
     return overflow == 0;
 }
 
-// Reads lists nested `rank` deep, with the given lengths; returns the end of what was written, or null.
+// Reads lists nested `rank` deep, with the given lengths; returns the end of what was written; null: they differ.
 template <class T>
 T* read_numbers(PyObject* value, const npy_intp* lengths, int rank, T* to) {
     const Items items(value);

@@ -66,7 +66,7 @@ class OpenHandle {
     }
 
   public:
-    // Runs an operation on the segments of several handles. It must hold none of their locks while it waits.
+    // Runs an operation on the segments of several handles. The operation must hold none of their locks while it waits.
     template <class Handle, class Call>
     static void run_on(const std::vector<Handle*>& handles, Call call) {
         WithoutGil released;
@@ -114,7 +114,7 @@ class OpenHandle {
     }
     // If not empty: the error that each use raises, since a write to one of this handle's arrays could not be undone.
     const std::shared_ptr<std::string>& spoiled() const { return spoiled_; }
-    // Undoes writes to all read-only arrays; throws if there were any, to arrays of any handle.
+    // Undoes writes to the read-only arrays of all handles; throws if there were any.
     void check_writes() const {
         if (const auto error = undo_writes()) throw *error;
         if (!closed_) refuse_spoiled();
@@ -130,8 +130,8 @@ class OpenHandle {
     // Returns a use for an operation: it keeps the segment open, even if another thread closes the handle.
     OpenSegment::Use attached() {
         segment().check_file();
-        // In a forked child: note this handle, since at its end the child must leave each one that it has used. This
-        // comes first: it runs Python, which may raise, or close the handle.
+        // In a forked child: note this handle, since a child that ends must leave each handle that it has used. Do this
+        // first: it runs Python, which may raise, or close the handle.
         if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
             method(nb::module_::import_("shmacc._segment.exit_hooks"), "used_in_child")(object());
             segment().check_file();
@@ -187,7 +187,7 @@ class OpenHandle {
     }
 
     // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
-    // Skips a handle that another thread has made but not entered yet, since that has no lock.
+    // Skips a handle that another thread has made but not entered yet: such a handle has no lock.
     static void recover_parameters(uint64_t token, int64_t deadline) {
         std::vector<std::pair<OpenHandle*, nb::object>> found;  // the object keeps the handle alive
         for (OpenHandle* handle : parameters_)
@@ -277,8 +277,8 @@ class OpenHandle {
         return reason_of(error, presence.claimed() ? presence.token() : 0);
     }
     // Whether closing this handle finishes the run: if it removes the names, nobody can take any more. Only the
-    // creator's handle does so, not a forked child's. The names are removed first: if the process dies in between, no
-    // name must lead to a finished run.
+    // creator's handle does so, not a forked child's. The names are removed before the run is finished: at no instant
+    // may a name lead to a finished run.
     bool finishes() const {
         return segment_ && owns_ && maker_.is_here() && !has_arrays((*segment_)->config().kind) &&
                (*segment_)->file().status().intact;

@@ -115,7 +115,7 @@ inline std::optional<PlainRows> plain_slices(nb::handle indices, nb::handle valu
     return PlainRows{std::move(row_numbers), std::move(numbers), check.ascending};
 }
 
-// These apply a plain gradient as it is given. They return None, and do nothing, if it is not plain.
+// The next two functions apply a gradient if it is plain. If not, they do nothing and return None.
 inline std::optional<bool> apply_plain_rows(Handle& handle, nb::handle indices, nb::handle values,
                                             int type_number, const Declared& declared, int64_t local_step,
                                             nb::handle terms) {
@@ -130,7 +130,7 @@ inline std::optional<bool> apply_plain_dense(Handle& handle, nb::handle value, i
     return handle.apply_dense(plain, local_step, terms);
 }
 
-// These return a plain gradient of one member, as it is given; None if it is not plain.
+// The next two functions make the gradient of one member if it is plain. If not, they return None.
 inline nb::object plain_rows(uint32_t member, uint32_t sum, uint32_t reduction, nb::handle indices,
                              nb::handle values, int type_number, const Declared& declared) {
     const std::optional<PlainRows> rows = plain_slices(indices, values, type_number, declared);

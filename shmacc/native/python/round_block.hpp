@@ -11,8 +11,8 @@
 //
 // Coroutines. A thread waits for the round, and the coroutine takes the round over when the event loop resumes it
 // (coroutines.py); in between Python runs. So the coroutine runs in a Guarded. If an exception leaves the coroutine, or
-// the coroutine is dropped, the round is given up; if it has just been consumed, it is kept for the handle's next take.
-// A thread that is slow to start may get the round even later: it finds that its caller has left, and gives it up.
+// the coroutine is dropped, the round is given up; or, if it has just been consumed, kept for the handle's next take. A
+// thread that is slow to start may get the round even later: it finds that its caller has left, and gives it up.
 #pragma once
 
 #include <algorithm>
@@ -83,11 +83,11 @@ class RoundBlock {
         if (consumed_) handle().note_taken(round());
         return consumed_ ? make_(taken_) : nb::none();
     }
-    // Hands the coroutine the round that a thread has opened for it. Returns false if it was given up meanwhile.
+    // Hands the coroutine the round that a thread has opened for it. Returns false if the round was given up meanwhile.
     bool hold() { return serial() != 0 && handle().hold_round(serial()); }
     bool is_open() { return serial() != 0 && handle().holds_round(serial()); }
     bool is_of(nb::handle handle) const { return handle_.is(handle); }
-    // Returns whether the round was still open. After an error it is not.
+    // Returns whether the round was still open. An error gives the round up.
     bool consume() {
         try {
             consumed_ = serial() != 0 && handle().consume_round(serial());
@@ -168,7 +168,7 @@ class Guarded {
     }
     Guarded(const Guarded&) = delete;
     Guarded& operator=(const Guarded&) = delete;
-    // If the coroutine that awaits this fails, this may be dropped before it has ended.
+    // If the coroutine that awaits this object fails, the object may be dropped before its own coroutine has ended.
     ~Guarded() { drop(); }
     nb::object send(nb::handle value) {
         return guarded([&] { return method(coroutine_, "send")(value); });

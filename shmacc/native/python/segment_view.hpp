@@ -96,7 +96,7 @@ class SegmentView : public SegmentReader {
         }
         return out;
     }
-    // Returns workers and takers that have died, or have failed and left; and attached processes that have failed.
+    // Returns attached processes that have failed; and workers and takers that are gone because they died or failed.
     nb::list departures() const {
         nb::list out = new_list();
         const std::vector<Participant> attached = participants_table();
@@ -142,7 +142,7 @@ class SegmentView : public SegmentReader {
         }
         return nb::make_tuple(seen, applied, took);
     }
-    // How rounds spent their time, for whom they waited, and the gradients of all lanes whose step was not checked.
+    // How rounds spent their time, whom they waited for, and all lanes' counters of unchecked gradients (Unchecked).
     nb::dict pace() const {
         const Pace seen = header<Pace>(offsetof(Header, pace));
         nb::dict out = new_dict();
@@ -177,7 +177,7 @@ class SegmentView : public SegmentReader {
         }
         return out;
     }
-    // These return (whether another process holds the lock, its pid or 0), for a lane's lock and for the name lock.
+    // The next two return (whether another process holds the lock, its pid or 0).
     nb::tuple lock_state(uint32_t lane) const { return held_by(lane_byte(lane)); }
     nb::tuple name_lock_state() const { return held_by(kNameByte); }
     // Reads from a region as it is now. region: a fixed one, or one of the viewed lane or member (kViewedRegions).
@@ -199,12 +199,12 @@ class SegmentView : public SegmentReader {
         return nb::make_tuple(nb::bytes(rows.data(), rows.size()), saved_at);
     }
     // Compares a copy of the viewed sparse member or table with a copy of its index. Copying a million rows takes a
-    // hundredth of a second, comparing them ten times as long; only the copies must be of one round, or of one index.
-    // Returns None if they are not: a round ended or an index was replaced meanwhile.
+    // hundredth of a second, comparing them ten times as long. Returns None if the index was replaced, or an
+    // accumulator's round ended, while the copies were made.
     //
     // Gradients may arrive while the copies are made. Within a round a row keeps its place and its number, and its
     // entry in the index keeps its position until the index is replaced; so rows that were there before are compared
-    // with an index that is read later. This is also so for a table of parameters, whatever updates end meanwhile: a
+    // with an index that is read later. The same holds for a table of parameters, whatever updates end meanwhile: a
     // place that, by its stamp, was given at the generation of the first look has had its id all the time (table.hpp).
     nb::object compare() const {
         const bool by_id = specs_[member_].kind == kTable;
@@ -239,7 +239,7 @@ class SegmentView : public SegmentReader {
         nb::dict out = copy.compare(Index(buckets.data(), buckets.size(), stamp, RowHash(config_.hash_key)),
                                     buckets.size(), after.lanes[lane_].state.generation);
         out["rows"] = by_id ? table.in_table : places;
-        // The most contributions that a row may have.
+        // The most contributions that a row can have.
         out["possible"] = by_id ? 0 : later.weight;
         out["committed"] = after.lanes[lane_].state.generation != generation;
         out["in_operation"] = after.lanes[lane_].in_operation;
@@ -247,7 +247,7 @@ class SegmentView : public SegmentReader {
     }
 
     // Removes the names if they are this segment's; if_unused: only if no living process is attached. Returns the
-    // removed names; null: they are another segment's, or this one is in use.
+    // removed names; null: they are another segment's, or this segment is in use.
     std::optional<std::vector<std::string>> unlink(const std::string& path, const std::string& semaphore_path,
                                                    bool if_unused) const {
         const auto writable = SegmentFile::open(path, SegmentFile::Access::kWrite, std::nullopt);

@@ -10,8 +10,8 @@
 // For this the arrays are reserved and written in a file without a name: a full /dev/shm, a signal handler that raises,
 // or the death of the creator at any instant leaves nothing behind, and nobody sees an array that is half written.
 // When a process dies, what it has written into shared arrays stays: nothing records what to undo. Parameters are
-// written by updates alone (parameters/update.hpp). If the arrays cannot fit, none of them is reserved: otherwise other
-// processes would find /dev/shm full for a while, and a container would exceed its memory.
+// written by updates alone (parameters/update.hpp). If the arrays cannot fit, none of them is reserved: to try would
+// fill /dev/shm for other processes for a while, and make a container exceed its memory.
 //
 // No lock is taken. A NumPy array that was handed out is the mapping itself. The mapping lives for as long as the array
 // or a view of it (numpy#23305), even if the handle, the descriptor or the name is gone. A process reserves an array
@@ -28,7 +28,7 @@
 
 namespace shmacc {
 
-// The bytes that an array occupies: whole pages. An array without elements has one too, since a mapping is not empty.
+// The bytes that an array occupies: whole pages, and at least one, since a mapping cannot be empty.
 inline uint64_t reserved_for(uint64_t bytes) { return page_up(std::max<uint64_t>(bytes, 1)); }
 
 // region: an index into kArrayRegions.
@@ -67,14 +67,13 @@ class NewArrays {
 
     // Reserves all arrays, then writes them. If they do not fit, throws before it touches a page (or later, if others
     // take the room meanwhile). This takes long, so it runs without the GIL: the file has no name, so no other thread
-    // finds it. If another thread forks meanwhile, the child inherits the descriptor, and with it the memory, as
-    // always.
+    // finds it. If another thread forks meanwhile, the child inherits the descriptor, and with it the memory.
     void fill(const SegmentFile& file, const Config& config) const {
         uint64_t total = 0;
         for (const Array& array : arrays_) total += reserved_for(array.bytes);
         const std::string what = "the arrays have " + std::to_string(total) + " bytes in total";
         const struct statvfs space = space_of_directory();
-        if (space.f_blocks && total > free_bytes(space))  // without blocks it has no limit (size=0)
+        if (space.f_blocks && total > free_bytes(space))  // no blocks: /dev/shm has no limit (size=0)
             shared_memory_full(what, total, space);
         WithoutGil released;
         uint64_t unchecked = 0, left = total;
@@ -124,7 +123,7 @@ class NewArrays {
     std::vector<Array> arrays_;
 };
 
-// An array's memory in this process. It needs the file only while it is being made.
+// An array's memory in this process. Its constructor alone needs the file.
 class ArrayMapping {
   public:
     // guarded: the guard of a read-only array; nullopt: the array is writable, or this process has no guard.
@@ -147,7 +146,7 @@ class ArrayMapping {
     ArrayMapping& operator=(const ArrayMapping&) = delete;
     void* base() const { return base_; }
 
-    // at_once: see MappedArrays. Returns false if no guard waits for the first write, and the copies cannot be made.
+    // at_once: see MappedArrays. Returns false if there is no guard, and the private copies cannot be made.
     bool release(bool at_once) {
         if (guard_) guard_->release(at_once);
         if (guard_ || writable_) return true;
@@ -221,8 +220,8 @@ class MappedArrays {
     }
 
     // Allows writes to read-only arrays from now on. The first write turns all of them into private copies of this
-    // process. at_once: no process changes the arrays any more, so each page may become a private copy when it is
-    // written. Without a guard, all arrays become private copies here; throws if that fails.
+    // process. at_once: no process changes the arrays any more, so a write need turn only its own page into a private
+    // copy. Without a guard, all arrays become private copies here; throws if that fails.
     void release(bool at_once) {
         for (auto& [place, array] : arrays_)
             if (array.mapping && !array.mapping->release(at_once))

@@ -1,16 +1,16 @@
 // Changes that must happen together with the end of a Python statement: a block begins, or a loop gets a step.
 //
 // A signal handler may raise between any two instructions of Python, and after each call, but not in the extension. So
-// a Python function cannot safely change an object and return: if an exception comes in between, the object says that
-// the caller has something that it does not have. These objects change in the call that returns.
+// a Python function cannot safely change an object and return: if an exception comes between the two, the object says
+// that the caller has something that it does not have. These objects change in the call that returns.
 #pragma once
 
 #include "python/handle.hpp"
 
 namespace shmacc {
 
-// Runs a generator as the block of a ``with`` statement, as contextlib.contextmanager does. An exception comes either
-// within the generator, which undoes what it has begun, or within the block, which the generator then ends.
+// Runs a generator as the block of a ``with`` statement, as contextlib.contextmanager does. An exception is raised
+// either inside the generator, which then undoes what it has begun, or inside the block, and the generator gets it.
 class GeneratorBlock {
   public:
     explicit GeneratorBlock(nb::object generator) : generator_(std::move(generator)) {}
@@ -21,7 +21,7 @@ class GeneratorBlock {
                         "This round has been entered already; make another one");
         return method(generator_, "send")(nb::none());
     }
-    // error: the exception that leaves the block, and goes on after this; or None.
+    // error: the exception that leaves the block, and that Python passes on after this call; or None.
     void exit(nb::handle error, nb::handle traceback) {
         try {
             if (error.is_none())
@@ -40,7 +40,7 @@ class GeneratorBlock {
         throw std::runtime_error("The block's generator has not ended");
     }
 
-    // For Python's garbage collector: the generator may refer to an object of a subclass of this.
+    // For Python's garbage collector: the generator of a subclass may refer back to its block.
     template <class Visit>
     int visit(Visit visit) {
         return generator_.is_valid() ? visit(generator_.ptr()) : 0;

@@ -12,7 +12,7 @@ namespace shmacc {
 
 class TableCopy {
   public:
-    // known: says which places are in use, if by_id (a table of parameters); else all are.
+    // by_id: it is a table of parameters, where `known` says which places are in use. Otherwise all places are.
     TableCopy(const PlacesInUse& known, bool by_id) : known_(known), by_id_(by_id) {
         rows_.reserve(known.rows);
     }
@@ -65,8 +65,8 @@ class TableCopy {
         bool have(uint64_t place, int64_t row) const { return place < rows && table[place] == row; }
         void fetch(uint64_t place) const { __builtin_prefetch(&table[place]); }
     };
-    // Returns how many rows a search does not find. If the index has no free entry, a search would walk past all of
-    // it, and throws: then nothing is found.
+    // Returns how many rows a search does not find. If the index has no free entry, a search would walk past all of it,
+    // so it throws: then all rows count as lost.
     uint64_t lost_in(const Index& index) const {
         const Known known{rows_.data(), rows_.size()};
         uint64_t lost = 0;
@@ -99,7 +99,7 @@ class TableCopy {
     std::vector<int64_t> rows_;  // by place
     uint64_t compared_ = 0;
     std::vector<uint64_t> later_;  // when places were given or freed, if after the generation of `known`
-    uint64_t freed_ = 0;  // how many of the places the next operation has freed
+    uint64_t freed_ = 0;  // how many of the places the operation after `known` has freed
     int64_t least_ = std::numeric_limits<int64_t>::max(), most_ = 0;
 };
 

@@ -151,7 +151,7 @@ class KeptRounds {
         if (!kept.taken_ || kept.taken_->count == 0 || kept.serial() != 0) return false;
         nb::object* at = &first_;
         while (at->is_valid() && !kept.was_kept_) at = &in(*at).next_;
-        kept.was_kept_ = true;  // if its next caller does not get it either, it goes to the front
+        kept.was_kept_ = true;  // a kept round that does not reach its next caller either goes to the front
         kept.next_ = std::move(*at);
         *at = std::move(round);
         return true;
@@ -207,7 +207,7 @@ class HeldRounds {
         HeldRounds& held_;
     };
 
-    // Throws if this thread has a round open: the thread would wait for an end that only itself can bring about.
+    // Throws if this thread has a round open: only the thread itself can end it, so it would wait in vain.
     void refuse_in_round() const {
         for (const Held& round : rounds_)
             if (round.thread == this_thread() && round.opened.is_here())

@@ -12,25 +12,25 @@
 // the end of a round's block. `stats`, `state`, `running` and refused applies are no reads: a program may call them
 // while it computes. The timeline of a gradient:
 //
-//   1  If its reader's last read was of this very step, or in the newest timeline that the handle knows: that read's.
-//      (So a step ahead of the current one is accepted in the same timeline, as in TensorFlow.)
+//   1  If its reader's last read was of this very step, or in the newest timeline that the handle knows: the timeline
+//      of that read. (So a step ahead of the current one is accepted in the same timeline, as in TensorFlow.)
 //   2  Else, if somebody has read this step or a later one in the newest timeline: the newest. Another reader may have
-//      read it for this one (a wait in an executor's thread, a step handed to a pool).
-//   3  Else: that of the reader's last read. If it has read nothing: an older one, if the step was read there; else the
-//      newest.
+//      read it for the gradient's reader (a wait in an executor's thread, a step handed to a pool).
+//   3  Else: the timeline of the reader's last read. If the reader has read nothing: an older timeline, if the step was
+//      read there; else the newest.
 //
 // When the handle is opened, or this handle sets, advances or restores the step, nobody has read the step, but rules 2
 // and 3 count it (`note`). So a program that restores, and applies at steps that it knows, need not read the step. Rule
 // 1 does not count it: the process that has restored may still apply a gradient that it computed before. NEVER_STALE is
-// a step that nobody reads: such a gradient is of its reader's last timeline, or without one of the newest. A program
-// that never reads the step (it counts, or trains asynchronously) would be dropped for ever. So if nobody has read by
-// this handle in this process, a dropped gradient makes known which timeline is current (`told`), and the next gradient
-// counts. Here a read that came from a forked child's parent, or with a pickle, does not count.
+// a step that nobody reads: such a gradient is of its reader's last timeline, or of the newest if there is none. If a
+// program never reads the step (it counts, or trains asynchronously), its gradients would be dropped for ever. So if
+// nobody has read by this handle in this process, a dropped gradient makes known which timeline is current (`told`),
+// and the next gradient counts. Here a read that came from a forked child's parent, or with a pickle, does not count.
 //
 // Limits. A step from elsewhere (a queue, another handle) falls under rules 2 and 3: without a read by this handle, its
 // gradients are dropped after a restore. A pool's late gradient of an old timeline is accepted if the pool's dispatcher
 // has meanwhile read the same step in the new one. A current gradient is dropped if another thread reads the step for
-// it, and its own thread last read that very number before the restore: that looks like rule 1.
+// it, and its own thread last read that very number before the restore: then rule 1 misleads.
 #pragma once
 
 #include <optional>
@@ -55,7 +55,7 @@ class Reads {
     Reads(const Reads&) = delete;
     Reads& operator=(const Reads&) = delete;
 
-    // Notes that the step was this one in that timeline, though no thread or task has read it.
+    // Notes a step of a timeline, though no thread or task has read it.
     void note(const StepRead& read) {
         if (read.timeline > newest_.timeline) {
             older_ = std::max(older_, newest_.step);
@@ -66,14 +66,14 @@ class Reads {
             older_ = std::max(older_, read.step);
         }
     }
-    // Notes a read by the calling thread or task. Without memory for that, only `note` has an effect.
+    // Notes a read by the calling thread or task. If memory runs out, does only what `note` does.
     void note_own(const StepRead& read) noexcept {
         read_in_ = fork_generation;
         keep(read, fork_generation);
     }
     // Notes a read that another process has passed on: a forked child's parent, or the process that made a pickle.
     void inherit(const StepRead& read) noexcept { keep(read, kAnothers); }
-    // Notes that a gradient was dropped because this timeline is newer. 0: it was dropped for another reason.
+    // Notes that a gradient was dropped. timeline: the current one, which is newer; 0: dropped for another reason.
     void told(int64_t local_step, uint64_t timeline) {
         if (local_step == kNeverStale) told_ = std::max(told_, timeline);
     }
@@ -179,8 +179,8 @@ class Reads {
         }
         nb::object get_, set_;
     };
-    // Context variables are never freed, since contexts keep what was set in them. So handles pass them on, in a list
-    // that needs no memory: a destructor must not throw.
+    // Context variables are never freed, since contexts keep what was set in them. So a handle that ends leaves its
+    // variable to later handles, in a list that needs no memory: a destructor must not throw.
     static inline Variable* first_free_ = nullptr;
     static Variable* new_variable() {
         if (!first_free_) return new Variable;

@@ -8,8 +8,8 @@
 //   - Let a signal handler name the array before the process dies. But the program is lost.
 //   - Both together, as here. The handler makes the array's pages private and writable, so the write succeeds, in
 //     pages of this process alone. It also asks the interpreter to raise an exception as soon as it can. The
-//     interpreter calls `undo_writes` before it raises; so does each use of the arrays through this library. It drops
-//     the private pages, so the array is the shared one again, and read-only.
+//     interpreter calls `undo_writes` before it raises; so does each use of the arrays through this library. That call
+//     drops the private pages, so the array is the shared one again, and read-only.
 //
 // For this, read-only arrays are mapped MAP_PRIVATE. In Linux a private page that was never written is the file's page
 // and shows what others write, like MAP_SHARED; a written page becomes this process's own, and MADV_DONTNEED turns it
@@ -37,8 +37,8 @@
 // were sent, go to the handler that was there before; if SIGSEGV was ignored, a sent signal changes nothing.
 // faulthandler.disable() removes this handler if faulthandler was enabled first, and a program may set another one.
 // `stand_guard` sets it again at the next use of the arrays, if no handler is set then; until then a write ends the
-// process. A handler that a program sets afterwards stays, and gets the write as a fault: so call faulthandler.enable()
-// first.
+// process. A handler that a program sets after this one stays, and gets the write as a fault: so call
+// faulthandler.enable() first.
 //
 // With SHMACC_GUARD=0 in the environment when a process gets its first read-only array, it has no handler and no hooks,
 // and the kernel ends a process that writes.
@@ -98,7 +98,7 @@ struct ReadOnlyArray {
     };
     Undone undo() const {
         const auto drop = [this](int advice) { return madvise(memory(), bytes, advice) == 0; };
-        // In this order: a write in between faults, and is undone by the next call.
+        // Read-only first: a write after that faults, and the next undo_writes undoes it.
         const bool read_only = mprotect(memory(), bytes, PROT_READ) == 0;
         if (read_only && drop(MADV_DONTNEED)) return {true, kUndone};
         if (read_only && drop(MADV_DONTNEED_LOCKED)) {
@@ -173,7 +173,7 @@ inline void pass_on(int number, siginfo_t* info, void* context) {
     if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(number);
     sigaction(SIGSEGV, &before, nullptr);
     if (!sent) return;  // a real fault happens again after the return
-    // Raised again at once: if the process survives that (as the first process of a container does), the guard stays.
+    // Raise the signal again; if the process survives it (as a container's first process does), set the guard again.
     sigset_t this_one, blocked;
     sigemptyset(&this_one);
     sigaddset(&this_one, SIGSEGV);
@@ -266,7 +266,7 @@ inline bool stand_guard() {
         const nb::object hooked = method(nb::module_::import_("os"), "register_at_fork");
         checked(PyObject_Call(hooked.ptr(), nb::tuple().ptr(), fork_hooks));
     }
-    // A new one each time, since a handler may be reading the old one.
+    // A new object each time, since a handler may be reading the old one.
     if (!before || before->sa_flags != now.sa_flags || before->sa_handler != now.sa_handler)
         handler_before = new struct sigaction(now);
     if (!set_handler())

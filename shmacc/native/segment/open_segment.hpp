@@ -127,8 +127,8 @@ class OpenSegment {
     }
 
     // Opens the semaphores in front of the lanes' locks. If they are missing, this process makes them, provided
-    // that they would belong to the segment's owner. Otherwise it uses private ones, and its waits may take up
-    // to Lock::kSlice longer.
+    // that they would belong to the segment's owner. A process that may not make them uses private ones; its waits can
+    // take up to Lock::kSlice longer.
     void open_semaphore(const std::string& path) {
         const struct stat file = mapping_->file().attributes();
         const bool may_make = geteuid() == file.st_uid || geteuid() == 0;

@@ -1,10 +1,10 @@
 // How a segment gets its name, and how it loses it.
 //
 // **Making.** A segment is built completely in a file without a name, and its semaphore with it; then linkat
-// gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, no other
-// process can make its semaphore first. A creator that dies before the link leaves at most a semaphore, which
-// no process opens, and which the cleaner finds by its token. After the link the creator opens the file by its
-// name, since /proc never shows the name of a file that was opened without one, and attaches like any other.
+// gives it the name, which fails if the name is taken. So no name ever leads to a half-made segment, and no other
+// process can make its semaphore first. A creator that dies before the link leaves at most a semaphore, which no
+// process opens, and which the cleaner finds by its token. After the link the creator opens the file by its name, since
+// /proc never shows the name of a file that was opened without one, and attaches like any other.
 //
 // **Attaching.** A process opens the file, checks it, opens the semaphore, claims a participant's entry
 // (presence.hpp), and checks again, with the name lock: the segment must not be marked as unlinked, and the name
@@ -32,7 +32,7 @@
 //   after the second linkat         there is a complete segment that no process has attached.
 //   between mark and unlink         the next process that attaches finishes the removal.
 //   between the two unlinks         a semaphore is left, as above.
-//   before the second check         the same, if the process has replaced a missing semaphore of a segment
+//   before the second check         a semaphore is left, if the process has made a missing one for a segment
 //                                   that was then removed.
 //
 // Rejected: shm_open(O_CREAT) with the magic written last (others must wait for, and judge, a half-made

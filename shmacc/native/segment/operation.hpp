@@ -1,7 +1,7 @@
 // What all operations have in common.
 //
 // Each operation works under one lane's lock, or under all lanes' locks, and ends with a commit. It runs no Python code
-// under a lock, so no signal handler, finaliser or thread switch can come between.
+// under a lock, so no signal handler, finaliser or thread switch can interrupt it there.
 #pragma once
 
 #include "segment/session.hpp"
@@ -121,7 +121,7 @@ class Operation {
         session.commit();
         let_others_go_on(session);
     }
-    // Call it before a wait for this round's end. Returns true if the round was offered to this thread; it is given up.
+    // Call it before a wait for this round's end. If the round was offered to this thread: gives it up, returns true.
     bool give_up_offered(const RoundHolder& holder) {
         switch (segment_.own_round().to_this_thread(holder)) {
             case OwnRound::Whose::kOthers:
@@ -157,7 +157,7 @@ class Operation {
                      {{"reasons", std::move(reasons)}});
     }
     // dropped_before: how many gradients had been dropped when the wait first looked. nullopt: it never got the lock;
-    // then nothing was dropped during the wait, since dropping needs the lock.
+    // then the message counts no gradient as dropped during the wait.
     [[noreturn]] void deadline_exceeded(const std::string& what, const Totals& now,
                                         std::optional<uint64_t> dropped_before, Error::Fields fields = {}) {
         const auto since_take = static_cast<int64_t>(now.ever.dropped - now.round.dropped);

@@ -1,9 +1,9 @@
 // The locks that an operation holds, and the recovered state on which it works.
 //
-// An apply holds the lock of one lane (LaneSession), so as many applies as there are lanes can run at a time.
-// An operation that changes what all lanes share, or reads the whole round, holds all locks (AllLanesSession).
-// All locks are acquired in order of lanes; but a process waits long for a lock only while it holds none: signal
-// handlers run in that wait, and may use the accumulator.
+// An apply holds the lock of one lane (LaneSession), so applies in different lanes run at the same time. An operation
+// that changes what all lanes share, or reads the whole round, holds all locks (AllLanesSession). All locks are
+// acquired in order of lanes; but a process waits long for a lock only while it holds none: signal handlers run in that
+// wait, and may use the accumulator.
 #pragma once
 
 #include "protocol/round_shape.hpp"
@@ -115,8 +115,8 @@ struct Totals {
         for (const auto& counter : kLaneCounters) ever.*counter.number += lane.*counter.number;
     }
 };
-// Repeats the reading until no lane has changed meanwhile, at most kAttempts times. After that the lanes' numbers may be
-// of different instants, but are of the same round, in which they only grow.
+// Repeats the reading until no lane has changed meanwhile, at most kAttempts times. After that the lanes' numbers can
+// be of different instants, but are of the same round, in which they only grow.
 inline Totals totals(OpenSegment& segment, bool with_rows = false) {
     constexpr int kAttempts = 100;
     for (int attempt = 0;; ++attempt) {
@@ -139,7 +139,7 @@ inline Totals totals(OpenSegment& segment, bool with_rows = false) {
 // Changes one lane, under its lock.
 class LaneSession {
   public:
-    // contributor: the gradient's, if it has one: it determines the lane. everywhere: take all lanes' locks.
+    // contributor: the gradient's, which determines the lane; nullopt: it has none. everywhere: take all lanes' locks.
     LaneSession(OpenSegment& segment, std::optional<int64_t> contributor, bool everywhere, int64_t deadline,
                 Interruption& interruption)
         : segment_(segment), locks_(segment), everywhere_(everywhere) {
@@ -207,7 +207,7 @@ class LaneSession {
         lane().commit(state, members_);
         lane().give_back(before, state);
     }
-    // Commits the round and the lane. The round counts from the lane's commit on.
+    // Commits the round and the lane. Both take effect with the lane's commit.
     void commit_with_round() {
         SHMACC_ASSERT(lane().has_begun());
         round.needs = state.generation + 1;
@@ -321,8 +321,8 @@ class AllLanesSession {
     }
     void commit() { segment_.commit(state); }
     void release() { locks_.release(); }
-    // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of every lane and
-    // member; then no gradient may be pending. Each lane commits by itself: its contents stay the same.
+    // Gives back memory of lanes and members that had no gradients for kSmallRounds rounds. all: of all lanes and
+    // members; then there must be no pending gradient. Each lane commits by itself: its contents stay the same.
     void give_memory_back(bool all) {
         for (uint32_t i = 0; i < lanes_.size(); ++i) {
             Lane& lane = *segment_.lanes()[i];

@@ -9,8 +9,8 @@
 
 namespace shmacc {
 
-// One of the sources: rows in any order, each once. In a damaged segment rows may change while they are read, so every
-// access must stay in bounds.
+// A source: rows in any order, each once. In a damaged segment rows may change while they are read, so every access
+// must stay in bounds.
 template <class T>
 struct RowSource {
     const int64_t* keys;  // row i has keys[i * stride]

@@ -5,9 +5,9 @@
 // before the next take overwrites them. So the last few such pieces are kept here. The kernel is told that it may
 // take their pages whenever it is short of memory (MADV_FREE), so other programs do not lack that memory.
 //
-// Nothing is kept if others would still lack the memory: if the process's address space is limited (NumPy's next array
-// needs it), if the kernel promises memory for all address space (strict overcommit), or if the kernel cannot take the
-// pages (mlockall).
+// Nothing is kept where this would not help other users of memory: if the process's address space is limited (NumPy's
+// next array needs it), if the kernel promises memory for all address space (strict overcommit), or if the kernel
+// cannot take the pages (mlockall).
 #pragma once
 
 #include <malloc.h>
@@ -76,7 +76,7 @@ class KeptMemory {
         return madvise(reinterpret_cast<void*>(page_up(begin)), end / kPage * kPage - page_up(begin),
                        MADV_FREE) == 0;
     }
-    // This is not cached: limits change, and a piece of this size costs milliseconds anyway.
+    // The answer is not cached: limits change, and a piece of this size costs milliseconds anyway.
     static bool address_space_is_free() {
         for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
             rlimit limit{};

@@ -6,7 +6,7 @@
 // choose the bucket; 0: the entry is free. A lookup touches one line of the index, and then the places whose tags
 // match: their row numbers decide. Entries are filled from the front and never freed one by one, so a search ends at
 // the first free entry. A bucket counts as empty if its stamp is not the round's, so a new round empties all by a new
-// stamp. (An accumulator uses its first places. In a table of parameters each place says whether it is in use:
+// stamp. (In an accumulator the first places are in use. In a table of parameters each place says whether it is:
 // table.hpp.)
 //
 // 6.4 bytes per entry and a load of 0.72 to 0.9 keep the index near 8 bytes per row; growing by a quarter
@@ -138,9 +138,9 @@ class Index {
         __builtin_prefetch(&buckets_[at], 1);
         return {static_cast<uint32_t>(at), tag(hash)};
     }
-    // Whether buckets can be those of an index: they have its stamp or an older one, and are filled from the front. The
-    // first function checks the buckets that a search for the row passes if it is absent, the second all. generation:
-    // the current one, the largest of all stamps. (From 2^32 on, stamps do not tell which is older.)
+    // Whether buckets can be those of an index: they have its stamp or an older one, and are filled from the front.
+    // is_sound checks all; is_sound_around checks those that a search for an absent `row` passes. generation: the
+    // current one, the largest of all stamps. (From 2^32 on, stamps do not tell which is older.)
     bool is_sound_around(int64_t row, uint64_t generation) const {
         uint64_t at = home(hash_(row));
         for (uint64_t probe = 0; probe < count_; ++probe) {
@@ -226,7 +226,7 @@ class Index {
             return true;
         }
         if (span < rows && known.have(first + span, keys[count - 1])) {
-            // Keys ascend from keys[0] to keys[count - 1]. But a caller's memory may change meanwhile, so the bound is
+            // Keys ascend from keys[0] to keys[count - 1]. But a caller's memory may change meanwhile, so each place is
             // checked, too.
             auto expected = [&](uint32_t i) {
                 return first + (static_cast<uint64_t>(keys[i]) - static_cast<uint64_t>(keys[0]));

@@ -31,7 +31,7 @@ template <class T>
 class OneTarget {
   public:
     OneTarget(const RowTarget<T>& to, uint64_t width) : to_(to), width_(width) {}
-    // Returns memory for all row numbers, which may be used until the first `add`.
+    // Returns memory for all row numbers; it can be used until the first `add`.
     int64_t* scratch(uint64_t) { return to_.rows; }
     // Writes the i-th row's number and count; returns where its values are to go.
     T* add(uint64_t i, int64_t row, int64_t count) {

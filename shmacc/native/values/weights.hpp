@@ -7,7 +7,7 @@
 
 namespace shmacc {
 
-// to[i] = from[i] * weight; false if an integer product does not fit. Weights that float cannot hold are doubles.
+// to[i] = from[i] * weight; false if an integer product does not fit. Large weights are multiplied as doubles.
 template <class T>
 bool weigh(const T* __restrict__ from, T* __restrict__ to, uint64_t count, int64_t weight) {
     if constexpr (std::is_integral_v<T>) {
