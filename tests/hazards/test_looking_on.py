@@ -128,7 +128,7 @@ def _with_threads(params: shmacc.Parameters) -> None:
 
 
 @pytest.mark.threads
-@pytest.mark.beyond_asan  # a child may be forked with the locks of AddressSanitizer's allocator held
+@pytest.mark.beyond_asan  # a child may be forked while its allocator holds a lock
 def test_threads_read_whole_rows_while_their_process_forks(params: shmacc.Parameters) -> None:
     with Apart(_chief).ready() as chief:
         run_apart(_with_threads, params)
