@@ -71,6 +71,8 @@ class Supervisor:
         check_version(version)
         self._life, self._named = os.environ[RUN_VARIABLE], named
         self._name, self._namespace = self._life.partition("/")[0], names.current_namespace() or ""
+        own = {names.NAMESPACE_VARIABLE: self._namespace, RUN_VARIABLE: self._life}
+        self._variables = {f"{variable}={value}" for variable, value in own.items()}
         outer = self._namespace.removesuffix(self._name)
         if outer == ".":
             raise FailedPreconditionError(
@@ -122,7 +124,7 @@ class Supervisor:
                 # Without names, a named run's actors may be those of another call.
                 if exchange.wanted.turn == sys.maxsize and (started or not self._named):
                     end_actors(self._name)
-                _kill_workers_of_ray(self._namespace)
+                _kill_workers_of_ray(self._variables)
                 removes = exchange.wanted.removes
                 if not (self._fresh if removes is None else removes):
                     raise Interrupted  # noqa: TRY301  then the names stay
@@ -167,7 +169,10 @@ class Supervisor:
 
     def _surrounded(self, stack: contextlib.ExitStack, plan: Plan, calls: list[Call]) -> Surrounded:
         """Take the namespace; wait a while for the end of a run that had it and lost its caller."""
-        given = self._name, list(map(str, calls)), plan.limits.restarts, plan.called
+        # Nobody can go on with the names of a run without a name, once Ray has ended here.
+        starter, variables = 0 if self._named else os.getppid(), tuple(self._variables)
+        of_run = plan.limits.restarts, plan.called, starter, variables
+        given = self._name, list(map(str, calls)), *of_run
         until = time.monotonic() + _EARLIER
         while True:
             try:
@@ -233,13 +238,15 @@ def end_actors(run_name: str) -> None:
                     kill(actor)
 
 
-def _kill_workers_of_ray(namespace: str) -> None:
+def _kill_workers_of_ray(own: set[str]) -> None:
     """Kill Ray's processes of this call of the run on this node: none makes a name any more.
 
     Their actors were killed, but the processes may need a moment.
+
+    Args:
+        own: What these processes have in the environment.
     """
-    own = {names.NAMESPACE_VARIABLE: namespace, RUN_VARIABLE: os.environ[RUN_VARIABLE]}
-    variables = {f"{name}={value}".encode() for name, value in own.items()}
+    variables = {variable.encode() for variable in own}
     for environment in Path("/proc").glob("[0-9]*/environ"):
         pid = int(environment.parent.name)
         with contextlib.suppress(OSError):  # it has ended, or is another user's

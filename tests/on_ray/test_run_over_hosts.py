@@ -206,6 +206,27 @@ def other_node(nodes: Nodes, **variables: str) -> Iterator[str]:
         nodes.cluster.remove_node(node)
 
 
+def test_the_names_on_a_node_go_if_ray_ends_there(nodes: Nodes, tmp_path: Path) -> None:
+    """Nobody is left there that could remove them at the run's end."""
+    over = tmp_path / "over"
+
+    def there() -> list[str]:
+        return [name for name in nodes.left() if f"{nodes.namespace(99)}.run-" in name]
+
+    given: Any = {"workers_per_node": 1, "args": (3, over)}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(shmacc.ray.run, lead, work, **given)
+        try:
+            wait_for(lambda: is_there(nodes, "run-"))
+            with other_node(nodes):
+                wait_for(lambda: any(name.endswith(":model") for name in there()))
+            wait_for(lambda: not there())
+        finally:
+            over.touch()
+        running.result()
+    wait_for(lambda: nothing_is_left(nodes, "run-"))
+
+
 class UnwellError(Exception):
     """An error of the program."""
 
