@@ -155,6 +155,9 @@ class Link:
                 return ray.get(call, timeout=left_until(end))
             except ray.exceptions.GetTimeoutError:
                 raise self._no_answer(end - began) from None
+            except SystemError as error:
+                # Ray goes on for a moment after a signal's handler has raised, as at a Ctrl-C.
+                raise error.__cause__ or error from None
             except LOST as error:
                 if time.monotonic() > end:
                     raise self._no_answer(end - began) from error

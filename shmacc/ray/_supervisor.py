@@ -94,7 +94,8 @@ class Supervisor:
         log.addFilter(self._exchange.log)
         self._thread = threading.Thread(target=self._run, name="shmacc run")
         self._thread.start()
-        threading.Thread(target=self._look_after, daemon=True).start()
+        for look in self._look_after, _end_with_ray:
+            threading.Thread(target=look, daemon=True).start()
 
     def exchange(self, wanted: Wanted, seen: int, plan: Plan | None = None) -> Found:
         """Do what is wanted, once there is a plan; return what is so, with output not yet seen."""
@@ -209,6 +210,18 @@ class Supervisor:
         self._exchange.want(Wanted(sys.maxsize, ended_by=end, leaves=True, removes=removes))
         self._thread.join()
         ray.kill(ray.get_runtime_context().current_actor)
+
+
+def _end_with_ray() -> None:
+    """End this process once the node's Ray, which has started it, has ended; no other Ray may.
+
+    The cleaner ends the rest. Ray itself ends its processes then, but not always: not if its head
+    was started again without its state.
+    """
+    ray_here = os.getppid()
+    while os.getppid() == ray_here:
+        time.sleep(_LOOK)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _may_live(life: str) -> bool:

@@ -227,6 +227,19 @@ def test_the_names_on_a_node_go_if_ray_ends_there(nodes: Nodes, tmp_path: Path) 
     wait_for(lambda: nothing_is_left(nodes, "run-"))
 
 
+def test_a_supervisor_ends_with_the_process_that_has_started_it() -> None:
+    child = "from shmacc.ray import _supervisor; print(flush=True); _supervisor._end_with_ray()"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"command = [sys.executable, '-P', '-c', {child!r}]\n"
+        "subprocess.Popen(command, stdout=subprocess.PIPE).stdout.readline()\n"
+        "time.sleep(3)\n"
+    )
+    command = [sys.executable, "-P", "-c", parent]
+    # This waits for the child's end, too, which has the same standard error.
+    subprocess.run(command, capture_output=True, timeout=200, check=True)
+
+
 class UnwellError(Exception):
     """An error of the program."""
 
