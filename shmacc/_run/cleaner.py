@@ -14,8 +14,8 @@ environment with which it was executed; or, if it was forked by a child, in the 
 memory that it inherited. So a process that left its group (setsid, a daemon) is found as well.
 Processes that are older than this one are not looked into.
 
-A run over hosts has a supervisor on each node, and names that stay for the next one if it is killed.
-Ray starts that, until it ends on this node itself: then the names go.
+A run over hosts has a supervisor on each node, and names that stay for the next one if it is
+killed. Ray starts that, until it ends on this node itself: then the names go.
 """
 
 import os
@@ -151,10 +151,12 @@ def _has_names(job: Job) -> bool:
 
 
 def _outlive(job: Job, begun: int) -> None:
-    """Remove the names once the starter, which has `begun` then, has ended.
+    """Remove the names once the starter, which has `begun` then, has ended, if there is one.
 
     If another one has started something for the run since, that has the names, and they stay.
     """
+    if not job.starter:
+        return
     while started(job.starter)[1] == begun and started(job.starter)[0] not in "XZ":
         if not _has_names(job):  # a later process has removed them
             return
@@ -190,7 +192,7 @@ def main(parent: int, job: Job) -> None:
     """Serve the process `parent`, which has started this one."""
     groups, told = set[int](), b""
     poll, pause = _watching(parent)
-    begun = started(job.starter)[1] if job.starter else 0
+    begun = started(job.starter)[1]
     while os.getppid() == parent:
         if not any(descriptor == 0 for descriptor, _ in poll.poll(1000 * pause)):
             continue
@@ -216,8 +218,7 @@ def main(parent: int, job: Job) -> None:
         if not job.named:
             remove_names(job, [])
         time.sleep(_PAUSE)
-    if job.starter:
-        _outlive(job, begun)
+    _outlive(job, begun)
 
 
 if __name__ == "__main__":

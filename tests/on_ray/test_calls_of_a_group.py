@@ -398,10 +398,7 @@ def test_what_a_signals_handler_raises_while_ray_gets_an_answer_is_raised(
     """Of a hundred Ctrl-C in a round, Ray makes a SystemError of about two."""
 
     def get(*_: Any, **__: Any) -> None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt as error:
-            raise SystemError("returned a result with an exception set") from error
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
 
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(KeyboardInterrupt):

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from helpers.support import until
 
 from shmacc import testing
+from shmacc._base import names
 from shmacc._run import cleaner
 
 _VARIABLE: Final = "SHMACC_TEST_OF_A_STARTER"
@@ -68,8 +69,12 @@ def test_names_stay_if_another_starter_has_begun(
     starter: "subprocess.Popen[bytes]", namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _killed_run(starter, namespace)
-    given: Any = "", "/dev/shm", f"{namespace}.inner", True  # noqa: S108
-    job = cleaner.Job(*given, starter=starter.pid, variables=(f"{_VARIABLE}={namespace}",))
+    job = cleaner.Job(
+        *("", names.SHM_DIRECTORY, f"{namespace}.inner"),
+        named=True,
+        starter=starter.pid,
+        variables=(f"{_VARIABLE}={namespace}",),
+    )
     starter.send_signal(signal.SIGSTOP)  # the run's own cleaner waits on
     with _started("sleep", "600", **{_VARIABLE: namespace}) as later:
         with monkeypatch.context() as patched:
