@@ -213,9 +213,9 @@ def test_the_names_on_a_node_go_if_ray_ends_there(nodes: Nodes, tmp_path: Path) 
     def there() -> list[str]:
         return [name for name in nodes.left() if f"{nodes.namespace(99)}.run-" in name]
 
-    given: Any = {"workers_per_node": 1, "args": (3, over)}
+    start: Any = shmacc.ray.run
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(shmacc.ray.run, lead, work, **given)
+        running = pool.submit(start, lead, work, workers_per_node=1, args=(3, over))
         try:
             wait_for(lambda: is_there(nodes, "run-"))
             with other_node(nodes):
