@@ -135,6 +135,7 @@ class ForwarderCore:
             if order.term > self._promise:
                 self._promise, self.stage = order.term, None
             self._order = order
+            self._deaths = tuple(death for death in self._deaths if death.number not in order.told)
             if self._copy is not None and self._is_in_line(order):
                 self.copies = order.copies
 

@@ -10,6 +10,7 @@ from shmacc._multihost.messages import (
     Death,
     Fence,
     HostBatch,
+    Loss,
     Order,
     Report,
     Timing,
@@ -36,6 +37,7 @@ class Host:
     fence: Fence | None = None  # the last fence reported, by any incarnation
     consumed: int | None = None  # the grant of its batch in the last round; None: it had no batch
     deaths: int = 0  # the number of the last death that this incarnation has reported
+    told: frozenset[int] = frozenset()  # the numbers of the deaths that a chief was told of
     apart: float = float("-inf")  # until when it gets no shard, since a link to it is cut
 
     def news(self, deaths: tuple[Death, ...]) -> list[Death]:
@@ -43,6 +45,11 @@ class Host:
         new = [death for death in deaths if death.number > self.deaths]
         self.deaths = max([self.deaths, *(death.number for death in new)])
         return new
+
+    def note_told(self, loss: Loss) -> None:
+        """Note that a chief was told of a death: the host does not report it to a later owner."""
+        deaths = () if self.report is None else self.report.deaths
+        self.told |= {death.number for death in deaths if death[1:] == loss[1:]}
 
     @property
     def takes_part(self) -> bool:
@@ -104,6 +111,7 @@ def tasks(order: Order, report: Report) -> Order:
         slack=0,
         pace=0.0,
         copies=0,
+        told=frozenset(),
         grant=None if has_shipped else order.grant,
         shard_hosts=() if has_shipped else order.shard_hosts,
         adopt=order.adopt and report.fence != order.fence,
@@ -268,7 +276,7 @@ class Hosts:
     def _start(host: Host, incarnation: int) -> None:
         host.incarnation = incarnation
         host.report = host.order = None
-        host.deaths = 0
+        host.deaths, host.told = 0, frozenset()
 
 
 def at_two_hosts(members: Iterable[HostBatch]) -> dict[int, tuple[str, str]]:

@@ -167,6 +167,7 @@ class Order:
     stage: Stage | None = None  # the change to get and check
     source: str | None = None  # a host whose copy has this lineage
     copies: int = 0  # how many living hosts have this lineage
+    told: frozenset[int] = frozenset()  # the host's deaths that a chief was told of, by number
 
 
 class HostBatch(NamedTuple):

@@ -104,6 +104,7 @@ class OwnerCore(Rounds):
             stage=change.stage if change and change.has_asked(report) else None,
             source=copies.source(self._hosts.reports, report),
             copies=copies.count(self._hosts.reports),
+            told=host.told,
         )
 
     def has_news(self, name: str, serial: int) -> bool:
@@ -234,6 +235,10 @@ class OwnerCore(Rounds):
             if not self._end_block(consume=consume):
                 self._queue.leave(ticket, served=False)
         else:
+            left = self._queue.find(ticket)
+            for loss in left.lost[:told] if left else ():
+                if (host := self._hosts.find(loss.host)) is not None:
+                    host.note_told(loss)
             self._queue.leave(ticket, served=False, told=told)
         self.tick(now)
         return self._queue.served(ticket) is True

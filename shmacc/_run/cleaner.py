@@ -13,6 +13,9 @@ A process belongs to the run if it is in a child's group, or if it has the run's
 program has the token in its environment; a forked process has it in the name of an inherited file
 in memory. So a process that left its group (setsid, a daemon) is found, too. Processes that are
 older than this one are skipped.
+
+A run over hosts has a supervisor on each node. If that is killed, Ray starts another one, to which
+the names stay. If Ray itself ends on this node, nobody does, and the names go.
 """
 
 import os
@@ -35,10 +38,21 @@ class Job:
         folder: The folder of the names.
         namespace: The namespace of the names.
         named: Whether the run has a name. If so, names stay when the run's process is killed.
+        starter: The process that then starts another one. Once it has ended, the names go. 0: none.
+        variables: What the environments of the processes have that the starter started for the run.
     """
 
-    def __init__(self, token: str, folder: str, namespace: str, named: bool) -> None:
+    def __init__(
+        self,
+        token: str,
+        folder: str,
+        namespace: str,
+        named: bool,
+        starter: int = 0,
+        variables: tuple[str, ...] = (),
+    ) -> None:
         self.token, self.folder, self.namespace, self.named = token, folder, namespace, named
+        self.starter, self.variables = starter, variables
 
 
 def kill_group(number: int) -> None:
@@ -118,6 +132,51 @@ def end(job: Job) -> list[int]:
     return killed
 
 
+def executed_with(variables: tuple[str, ...]) -> list[int]:
+    """Return the other processes that were executed with all these variables ("NAME=value")."""
+    wanted, found = {variable.encode() for variable in variables}, []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if wanted <= set(file.read().split(b"\0")) and int(name) != os.getpid():
+                    found.append(int(name))
+        except OSError:  # it has ended by now, or is another user's
+            pass
+    return found
+
+
+def _has_names(job: Job) -> bool:
+    begin = f"shmacc.{job.namespace}:"
+    return any(file.startswith(begin) for file in os.listdir(job.folder))
+
+
+def _outlive(job: Job, begun: int) -> None:
+    """Remove the names once the starter has ended, if there is one; it began at the tick `begun`.
+
+    If another starter has started processes of the run since, these have the names, which stay.
+    """
+    if not job.starter:
+        return
+    while started(job.starter)[1] == begun and started(job.starter)[0] not in "XZ":
+        if not _has_names(job):  # a later process has removed them
+            return
+        time.sleep(1.0)
+    ended = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+    for _ in range(_LOOKS):
+        there = executed_with(job.variables)
+        if any(started(pid)[1] > ended for pid in there):
+            return
+        if not there:
+            break
+        for pid in there:  # else it might make a name again
+            try:  # noqa: SIM105  as above
+                os.kill(pid, _SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(_PAUSE)
+    remove_names(Job(job.token, job.folder, job.namespace, named=False), [])
+
+
 def _watching(parent: int) -> tuple[select.poll, float]:
     """Return a poll object for input and the parent's end, and how many seconds to poll at most."""
     poll = select.poll()
@@ -133,6 +192,7 @@ def main(parent: int, job: Job) -> None:
     """Serve the process `parent`, which has started this one."""
     groups, told = set[int](), b""
     poll, pause = _watching(parent)
+    begun = started(job.starter)[1]
     while os.getppid() == parent:
         if not any(descriptor == 0 for descriptor, _ in poll.poll(1000 * pause)):
             continue
@@ -158,8 +218,10 @@ def main(parent: int, job: Job) -> None:
         if not job.named:
             remove_names(job, [])
         time.sleep(_PAUSE)
+    _outlive(job, begun)
 
 
 if __name__ == "__main__":
-    _parent, _token, _folder, _namespace, _kind = sys.argv[1:]
-    main(int(_parent), Job(_token, _folder, _namespace, _kind == "named"))
+    _parent, _token, _folder, _namespace, _kind, _starter, *_variables = sys.argv[1:]
+    _more = int(_starter), tuple(_variables)
+    main(int(_parent), Job(_token, _folder, _namespace, _kind == "named", *_more))

@@ -26,8 +26,11 @@ class Cleaner:
         mark: The mark of the run's processes: the tokens of the outer runs, then this run's token.
     """
 
-    def __init__(self, namespace: str, *, named: bool) -> None:
-        self._job = cleaner.Job(os.urandom(8).hex(), names.SHM_DIRECTORY, namespace, named=named)
+    def __init__(
+        self, namespace: str, *, named: bool, starter: int = 0, variables: tuple[str, ...] = ()
+    ) -> None:
+        given = os.urandom(8).hex(), names.SHM_DIRECTORY, namespace, named
+        self._job = cleaner.Job(*given, starter, variables)
         self.mark = "/".join((*os.environ.get(cleaner.VARIABLE, "").split("/"), self._job.token))
         self._socket, theirs = socket.socketpair()
         forked = getattr(sys, "frozen", False) or not sys.executable
@@ -42,6 +45,7 @@ class Cleaner:
         job = self._job
         named = "named" if job.named else "unnamed"
         arguments = [str(os.getpid()), job.token, job.folder, job.namespace, named]
+        arguments += [str(job.starter), *job.variables]
         streams = [(os.POSIX_SPAWN_DUP2, end, number) for number in (0, 1)]
         return execute(
             [sys.executable, "-I", "-S", cleaner.__file__, *arguments],
@@ -118,11 +122,17 @@ class Surrounded(NamedTuple):
 
 @contextmanager
 def of_children(
-    name: str | None, roles: Sequence[str], restarts: int, called: Called | None = None
+    name: str | None,
+    roles: Sequence[str],
+    restarts: int,
+    called: Called | None = None,
+    starter: int = 0,
+    variables: tuple[str, ...] = (),
 ) -> Iterator[Surrounded]:
     """Yield a run's namespace, cleaner and record; then remove the names in the namespace.
 
-    If a named run fails, its names stay. `name` is the run's name; see `record.kept` for the rest.
+    If a named run fails, its names stay. If this process is killed, they stay while the process
+    `starter` lives (0: for good). `name` is the run's name; see `record.kept` for the rest.
     """
     outer = names.current_namespace()
     if name is None:
@@ -134,7 +144,8 @@ def of_children(
         if outer:
             namespace = names.checked_namespace(f"{outer}.{name}", "name")
     named = name is not None
-    cleaner, remove = Cleaner(namespace, named=named), not named
+    cleaner = Cleaner(namespace, named=named, starter=starter, variables=variables)
+    remove = not named
     try:
         with kept(namespace, roles, called, named=named, restarts=restarts) as record:
             try:

@@ -20,7 +20,7 @@ from shmacc.errors import DeadlineExceededError, FailedPreconditionError, NotFou
 from shmacc.ray._head import answer_of_head, living_nodes, shown
 from shmacc.ray._owner import OwnerActor
 from shmacc.ray._parts import LOST, NAMESPACE, Config, counters_of, find_actor, make_actor, on_nodes
-from shmacc.ray._waits import ANSWER, left_until
+from shmacc.ray._waits import ANSWER, left_until, result_of
 
 _logger = logging.getLogger("shmacc")
 
@@ -133,7 +133,7 @@ def make_owner(config: Config, step: int | None, until: float) -> tuple[Any, Con
         given = ray.remote(OwnerActor), config.actor("owner"), here, config, step, here
         owner = make_actor(*given, until=until, max_concurrency=10_000)
         try:
-            known: tuple[Config, str] = ray.get(owner.place.remote(), timeout=left_until(until))
+            known: tuple[Config, str] = result_of(owner.place.remote(), until)
         except ray.exceptions.GetTimeoutError:
             raise DeadlineExceededError(
                 f"The owner of {config.name!r} does not answer: it is just being started, or is "

@@ -41,7 +41,7 @@ from shmacc.ray._parts import (
     on_nodes,
     remove_names,
 )
-from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, wait_for_all
+from shmacc.ray._waits import ANSWER, PATIENCE, Wait, left_until, result_of, wait_for_all
 
 _logger = logging.getLogger("shmacc")
 
@@ -152,7 +152,7 @@ class Link:
             self.connect(end)
             try:
                 call = getattr(self._owner, method).remote(*args, **options)
-                return ray.get(call, timeout=left_until(end))
+                return result_of(call, end)
             except ray.exceptions.GetTimeoutError:
                 raise self._no_answer(end - began) from None
             except LOST as error:
@@ -239,7 +239,7 @@ class Link:
                 )
             for call in ended:
                 try:
-                    found[calls[call]] = ray.get(call)
+                    found[calls[call]] = result_of(call, wait.until)
                 except LOST:
                     self.lost_host(calls[call])
                 except ray.exceptions.RayTaskError as error:

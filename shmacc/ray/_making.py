@@ -1,5 +1,6 @@
 """How a chief makes a group, or finds the cluster's group of that name."""
 
+import contextlib
 import logging
 import time
 import uuid
@@ -22,13 +23,14 @@ from shmacc.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
+    ShmaccError,
 )
 from shmacc.ray._finding import find_config, groups_of, warn_of_left
 from shmacc.ray._head import living_nodes, shown
-from shmacc.ray._link import Link, replace
+from shmacc.ray._link import END, Link, replace
 from shmacc.ray._parameters import Parameters, parameters_of, replace_copies
 from shmacc.ray._parts import Config, check_connected, counters_of
-from shmacc.ray._waits import ANSWER, Wait, left_until
+from shmacc.ray._waits import ANSWER, Wait, result_of
 
 _logger = logging.getLogger("shmacc")
 
@@ -107,7 +109,15 @@ def _joined(config: Config, until: float) -> Link:
         replace([name], [] if existing is None else [existing], until)
         existing = None
     link = Link(name)
-    link.join(existing or config, None if existing else 0, until)
+    try:
+        link.join(existing or config, None if existing else 0, until)
+    except BaseException:  # as at a Ctrl-C: the owner is there, or will be soon
+        if existing is None:
+            with contextlib.suppress(ShmaccError):
+                link.join(config, 0, time.monotonic() + END)
+                if link.config.number == config.number:
+                    warn_of_left(name, link.end(undo=True))
+        raise
     if if_exists == "error" and link.config.number != config.number:
         raise taken.with_fields(shared_name=name)  # another chief has made it since the look
     _check_differences(link.config, config)
@@ -247,7 +257,7 @@ def _begin_line(link: Link, params: Parameters, best: str, until: float) -> None
     has_line = link.until_known("has_line", wait=wait)
     copy, state = copies.state(params)
     if best not in {"", link.here} and (actor := link.host(best, until)) is not None:
-        copy, state = ray.get(actor.state_of_copy.remote(), timeout=left_until(until))
+        copy, state = result_of(actor.state_of_copy.remote(), until)
     if not has_line or (best and not copy.lineage.term):
         replace_copies(link, state, wait, only_first=not has_line)
 

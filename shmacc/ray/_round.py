@@ -229,6 +229,8 @@ def resume(block: Round, wait: Wait) -> Opened | Told | Ended:
     """Have the owner go on with a block that an earlier owner opened (`OwnerCore.resume`)."""
     link, given = block.link, (block.ticket, block.taken)
     found: Opened | Told | Ended = link.until_known("resume", *given, wait=wait, host=link.here)
+    if isinstance(found, Opened):
+        block.taken = found  # it is this owner's: the next one knows its update by its term
     return found
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import ray
 
 from shmacc._base import names
-from shmacc._run import run
+from shmacc._run import cleaner, run
 from shmacc._run.child import Call, Surroundings
 from shmacc._run.children import Interrupted, Run
 from shmacc._run.namespaces import Surrounded, of_children
@@ -71,6 +71,8 @@ class Supervisor:
         check_version(version)
         self._life, self._named = os.environ[RUN_VARIABLE], named
         self._name, self._namespace = self._life.partition("/")[0], names.current_namespace() or ""
+        own = {names.NAMESPACE_VARIABLE: self._namespace, RUN_VARIABLE: self._life}
+        self._variables = tuple(f"{variable}={value}" for variable, value in own.items())
         outer = self._namespace.removesuffix(self._name)
         if outer == ".":
             raise FailedPreconditionError(
@@ -92,7 +94,8 @@ class Supervisor:
         log.addFilter(self._exchange.log)
         self._thread = threading.Thread(target=self._run, name="shmacc run")
         self._thread.start()
-        threading.Thread(target=self._look_after, daemon=True).start()
+        for look in self._look_after, _end_with_ray:
+            threading.Thread(target=look, daemon=True).start()
 
     def exchange(self, wanted: Wanted, seen: int, plan: Plan | None = None) -> Found:
         """Accept what the caller wants, and the plan; return the node's state and new output."""
@@ -122,7 +125,10 @@ class Supervisor:
                 # If this node has not begun a named run, the actors may belong to an earlier run.
                 if exchange.wanted.turn == sys.maxsize and (started or not self._named):
                     end_actors(self._name)
-                _kill_workers_of_ray(self._namespace)
+                # Their actors were killed, but the processes may live for a moment, and make names.
+                for pid in cleaner.executed_with(self._variables):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 removes = exchange.wanted.removes
                 if not (self._fresh if removes is None else removes):
                     raise Interrupted  # noqa: TRY301  then the names stay
@@ -167,7 +173,10 @@ class Supervisor:
 
     def _surrounded(self, stack: contextlib.ExitStack, plan: Plan, calls: list[Call]) -> Surrounded:
         """Take the namespace; if a run without a caller still has it, wait a while for its end."""
-        given = self._name, list(map(str, calls)), plan.limits.restarts, plan.called
+        # Once Ray has ended here, nobody can go on with the names of a run without a name.
+        starter = 0 if self._named else os.getppid()
+        of_run = plan.limits.restarts, plan.called, starter, self._variables
+        given = self._name, list(map(str, calls)), *of_run
         until = time.monotonic() + _EARLIER
         while True:
             try:
@@ -206,6 +215,17 @@ class Supervisor:
         ray.kill(ray.get_runtime_context().current_actor)
 
 
+def _end_with_ray() -> None:
+    """End this process once the node's Ray, which started it, has ended; its cleaner does the rest.
+
+    Ray itself ends its processes then, but not if its head was started again without its state.
+    """
+    ray_here = os.getppid()
+    while os.getppid() == ray_here:
+        time.sleep(_LOOK)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _may_live(life: str) -> bool:
     """Wait for the end of a `Life`; return whether Ray may restart it, or its fate is unknown."""
     try:
@@ -231,17 +251,3 @@ def end_actors(run_name: str) -> None:
                 actor = find_actor(name, until, namespace=namespace)
                 if actor is not None:
                     kill(actor)
-
-
-def _kill_workers_of_ray(namespace: str) -> None:
-    """Kill Ray's processes of this call of `run` on this node, so that none makes a name any more.
-
-    Their actors were killed already, but the processes may need a moment to end.
-    """
-    own = {names.NAMESPACE_VARIABLE: namespace, RUN_VARIABLE: os.environ[RUN_VARIABLE]}
-    variables = {f"{name}={value}".encode() for name, value in own.items()}
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(environment.parent.name)
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if pid != os.getpid() and variables <= set(environment.read_bytes().split(b"\0")):
-                os.kill(pid, signal.SIGKILL)

@@ -21,6 +21,19 @@ def left_until(until: float) -> float | None:
     return None if math.isinf(until) else min(left, threading.TIMEOUT_MAX)
 
 
+def result_of(call: Any, until: float) -> Any:
+    """Return an actor's answer. An exception of a signal's handler, as at a Ctrl-C, is raised.
+
+    Raises:
+        GetTimeoutError: Ray's: there is no answer yet.
+        RayError: Ray's: the actor is lost, or has raised an exception.
+    """
+    try:
+        return ray.get(call, timeout=left_until(until))
+    except SystemError as error:  # Ray went on for a moment after the handler had raised
+        raise error.__cause__ or error from None
+
+
 class Wait:
     """The time limit of a chief that calls the owner again and again until it gets an answer.
 

@@ -10,8 +10,10 @@ from shmacc._multihost.forwarder import Get
 from shmacc._multihost.messages import (
     LAST_STEP,
     AtLastStep,
+    Died,
     Ended,
     Fence,
+    Loss,
     NotReady,
     Opened,
     Order,
@@ -926,3 +928,22 @@ def test_the_next_owner_resumes_no_block_whose_gradients_another_chief_has() -> 
     table, opened = _with_a_block_of_a_dead_owner(updated=False)
     assert isinstance(table.open_block("b", 2, "other"), Opened)
     assert table.owner.resume("t", opened, table.now, host="a") == Ended()
+
+
+def test_the_next_owner_does_not_tell_of_a_death_again() -> None:
+    table = with_gradients("a", "b")
+
+    def ask(ticket: str) -> object:
+        return table.owner.ask(ticket, 3, table.now, host="a", tell=True)
+
+    ask("t")
+    for pid in 7, 8:
+        table.hosts["b"][0].died((pid,), (pid,), ("killed",))
+    table.settle()
+    assert ask("t") == Died(tuple(Loss("b", (pid,), (pid,), ("killed",)) for pid in (7, 8)))
+    table.owner.leave("t", table.now, consume=False, told=1)
+    table.settle()
+    table.take_over(2 << 20, "a", "b")
+    ask("u")
+    table.settle()
+    assert ask("u") == Died((Loss("b", (8,), (8,), ("killed",)),)), "of that nobody was told"

@@ -390,3 +390,16 @@ def test_an_exception_at_any_line_leaves_no_round_open_and_loses_no_gradient(
         if not between.came:
             break
         assert kept is not None
+
+
+def test_what_a_signals_handler_raises_while_ray_gets_an_answer_is_raised(
+    group: shmacc.ray.AccumulatorGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred Ctrl-C in a round, Ray makes a SystemError of about two."""
+
+    def get(*_: Any, **__: Any) -> None:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(KeyboardInterrupt):
+        group.counters()

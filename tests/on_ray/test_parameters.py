@@ -417,7 +417,7 @@ def test_a_copys_name_that_is_removed_is_made_again_once_nobody_has_the_copy(
 
 def test_a_block_goes_on_with_the_next_owner_if_its_owner_dies(nodes: Nodes) -> None:
     with _made("gone_on") as (params, group):
-        for step, when in enumerate(("before", "after", "without", "waiting")):
+        for step, when in enumerate(("before", "after", "both", "without", "waiting")):
             timer = threading.Timer(1.0, kill, ["gone_on/owner"])
             if when == "waiting":
                 timer.start()
@@ -426,11 +426,11 @@ def test_a_block_goes_on_with_the_next_owner_if_its_owner_dies(nodes: Nodes) -> 
             else:
                 assert _apply(nodes, 1, step, "gone_on")
             with group.round(1, timeout=60) as taken:
-                if when in {"before", "without"}:
+                if when in {"before", "both", "without"}:
                     kill("gone_on/owner")
                 if when != "without":
                     params.update(taken, timeout=60)
-                if when == "after":
+                if when in {"after", "both"}:
                     kill("gone_on/owner")
             assert group.wait_step(step, timeout=60) == step + 1
             assert params.step == (step + 1 if when != "without" else step)

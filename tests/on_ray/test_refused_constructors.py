@@ -204,3 +204,23 @@ def test_a_restore_that_times_out_before_it_is_sent_says_that_the_timeout_was_to
             params.restore(params.state(), timeout=0.2)
         monkeypatch.undo()
         assert params.step == 0
+
+
+def test_a_constructor_that_is_interrupted_while_it_makes_the_owner_leaves_nothing(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C most likely comes then, since that takes longest."""
+    make, first = _finding.make_owner, iter([True])
+
+    def make_owner(*args: Any) -> Any:
+        made = make(*args)
+        if next(first, False):
+            raise KeyboardInterrupt
+        return made
+
+    monkeypatch.setattr("shmacc.ray._link.make_owner", make_owner)
+    with pytest.raises(KeyboardInterrupt):
+        shmacc.ray.AccumulatorGroup({"m": shmacc.TensorSpec((2,))}, "halfway")
+    wait_for(lambda: not [name for name in nodes.left() if "halfway" in name], 20)
+    wait_for(lambda: not find_actor("halfway/owner"))
+    shmacc.ray.AccumulatorGroup({"m": shmacc.TensorSpec((2,))}, "halfway").unlink()

@@ -206,6 +206,40 @@ def other_node(nodes: Nodes, **variables: str) -> Iterator[str]:
         nodes.cluster.remove_node(node)
 
 
+def test_the_names_on_a_node_go_if_ray_ends_there(nodes: Nodes, tmp_path: Path) -> None:
+    """Nobody is left there that could remove them at the run's end."""
+    over = tmp_path / "over"
+
+    def there() -> list[str]:
+        return [name for name in nodes.left() if f"{nodes.namespace(99)}.run-" in name]
+
+    start: Any = shmacc.ray.run
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(start, lead, work, workers_per_node=1, args=(3, over))
+        try:
+            wait_for(lambda: is_there(nodes, "run-"))
+            with other_node(nodes):
+                wait_for(lambda: any(name.endswith(":model") for name in there()))
+            wait_for(lambda: not there())
+        finally:
+            over.touch()
+        running.result()
+    wait_for(lambda: nothing_is_left(nodes, "run-"))
+
+
+def test_a_supervisor_ends_with_the_process_that_has_started_it() -> None:
+    child = "from shmacc.ray import _supervisor; print(flush=True); _supervisor._end_with_ray()"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"command = [sys.executable, '-P', '-c', {child!r}]\n"
+        "subprocess.Popen(command, stdout=subprocess.PIPE).stdout.readline()\n"
+        "time.sleep(3)\n"
+    )
+    command = [sys.executable, "-P", "-c", parent]
+    # This waits for the child's end, too, which has the same standard error.
+    subprocess.run(command, capture_output=True, timeout=200, check=True)
+
+
 class UnwellError(Exception):
     """An error of the program."""
 

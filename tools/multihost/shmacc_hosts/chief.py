@@ -221,6 +221,7 @@ class Chief:
         """Go on as the next owner's answer to "resume" says; check that no update is lost."""
         if isinstance(answer, Opened):
             assert not self._has_made(), f"LOST the update of {self.made}"
+            self.block = answer
             self.does = self.after
         elif answer is not None:
             assert self._has_made() or isinstance(answer, Ended), f"{self.made} was not made"
