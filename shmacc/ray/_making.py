@@ -7,8 +7,6 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-import ray
-
 from shmacc._accumulators.group import AccumulatorGroup
 from shmacc._base import names
 from shmacc._base.lineage import NO_COPY, Copy
