@@ -194,7 +194,8 @@ class Directory:
         entry = file.record("directory")
         setattr(entry, self.field, self.value)
         file.put("directory", entry)
-        held = file.read(file.table.region("directory"), min(config.directory_bytes, 1 << 16))
+        whole_words = min(config.directory_bytes, 1 << 16) & ~7
+        held = file.read(file.table.region("directory"), whole_words)
         config.directory_checksum = layout.mix_words(held)
         file.put("config", config)
 
