@@ -211,7 +211,7 @@ class Chief:
                 self.does = "fail"
             case (("restore" | "restore_first" | "set_step"), _):
                 world.happened["restored"] += isinstance(answer, Told)
-                self.does = "ask"
+                self.does, self.made = "ask", ""
             case (("leave" | "fail"), _):
                 if answer and self.block is not None:
                     world.known_step = max(world.known_step, self.block.step + 1)

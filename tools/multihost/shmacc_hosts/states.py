@@ -200,7 +200,7 @@ _SPECIAL: dict[type, Any] = {
     Gradient: lambda _, one: (one.local_step, one.contributor, one.read),
     Batch: lambda _, one: one.count,
     HostBatch: lambda _, one: (one.key.host, one.key.grant, one.batch.count),
-    Opened: lambda keys, one: (one.step, one.count, keys.of(one.members)),
+    Opened: lambda keys, one: (one.fence, one.step, one.count, keys.of(one.members)),
     Refusal: lambda _, one: (one.update, one.error is None),
     Grant: lambda _, one: (one.number, one.since < _PAST, one.shard_hosts),
 }
