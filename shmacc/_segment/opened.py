@@ -152,7 +152,7 @@ class Opened(Owner):
 
         Args:
             existing: The segment's spec.
-            own: The value that the object keeps beside the segment; None: the default.
+            own: What only this object has, such as its label; None: the default.
         """
         raise NotImplementedError
 

@@ -200,7 +200,7 @@ def _create(
     unlink_on_close: bool,
 ) -> _core.Handle | None:
     """Return a handle on a new segment; None if another process has made one by now."""
-    # The token is odd, and so never 0, which means that there is no token.
+    # The token is odd, so it is never 0: that would mean "no token".
     token = int.from_bytes(os.urandom(8)) | 1
     return _core.create(
         name.path,

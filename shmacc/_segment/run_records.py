@@ -181,7 +181,7 @@ def records() -> list[SegmentName]:
 
 
 def started_in(is_meant: Callable[[str | None], bool]) -> list[SegmentName]:
-    """Return the records of runs started in a namespace that `is_meant` accepts, or in such a run.
+    """Return the records of runs started in a namespace `is_meant` accepts, and of runs in those.
 
     If a record cannot be read, its name decides.
     """

@@ -229,9 +229,9 @@ def connect(address: str | None = None) -> None:
 
 
 def check_connected(until: float | None = None) -> None:
-    """Refuse a process that is not connected to Ray, or whose namespace differs from its node's.
+    """Check that this process is connected to Ray, and has the namespace of Ray on its node.
 
-    If the process belongs to a run over hosts, connect it first.
+    A process of a run over hosts is connected if it is not yet.
     """
     if not ray.is_initialized():
         if RUN_VARIABLE not in os.environ:

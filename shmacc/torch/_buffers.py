@@ -22,7 +22,7 @@ class Buffers:
 
     Attributes:
         own: The buffers by name. The model always gets these back, even if others were assigned.
-        changing: Whether changes to the buffers are a block's. If not, `check` undoes them, raises.
+        changing: Whether a block may change the buffers. If not, `check` undoes that, and raises.
     """
 
     def __init__(self, model: nn.Module, shared: SharedArrays, *, placed: bool) -> None:

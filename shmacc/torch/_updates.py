@@ -234,7 +234,7 @@ class Atomic:
         }
 
     def _optimizers_state(self) -> dict[str, ValueArray]:
-        """Return the slots and update counts of arrays; if there are tables, also steps."""
+        """Return slots and update counts; if there are tables, last steps and the step."""
         others = {"arrays", "specs", "step"}
         if any(isinstance(found, Table) for found in self.arrays.values()):
             others.remove("step")

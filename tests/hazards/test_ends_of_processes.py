@@ -80,7 +80,7 @@ STARTED: Final[dict[str, Run]] = {
     "Process, fork, while handling": while_handling, "Pool": by_pool, "Executor": by_executor,
 }  # fmt: skip
 
-# Ways to end: code that a child runs after its apply, and what takes report (None: nothing).
+# Ways to end: code that a child runs after its apply, and what a take reports (or None).
 
 ENDS: Final = {
     "pass": None,

@@ -193,7 +193,7 @@ def _refuse_anothers(pickled: bytes) -> None:
 @needs_root
 @pytest.mark.parametrize("uid", [None, STRANGER], ids=["root", "another user"])
 def test_a_segment_of_an_owner_not_allowed_is_refused(theirs: Apart, uid: int | None) -> None:
-    """Root, who may open anything, is refused, too, and so is a pickle that says "mine"."""
+    """Root is refused, too; so is unpickling the owner's handle: it allows "mine" only."""
     run_apart(_refuse_anothers, theirs.hear(), uid=uid)
 
 

@@ -73,7 +73,7 @@ def _no_round_is_lost(sort: str, failures: Callable[[], Iterator[Callable[[Any],
 
 
 def _spare_references() -> list[types.CodeType]:
-    """Return spare references to the code of all functions that are made in functions.
+    """Return spare references to the code of all nested functions.
 
     If making such a function fails (MAKE_FUNCTION), CPython 3.12 and 3.13 drop one reference too
     many to its code, so that the code is freed while its constants are in use: python/cpython issue

@@ -93,7 +93,7 @@ def test_a_wait_for_the_lock_ends_if_the_name_is_gone() -> None:
         waiting.result()
 
 
-def test_a_new_segment_of_the_name_is_not_the_old_one(acc: ConditionalAccumulator) -> None:
+def test_an_old_handle_does_not_touch_a_new_segment(acc: ConditionalAccumulator) -> None:
     remove_ipc()
     with ConditionalAccumulator("f8", (), "removed", reduction_type="SUM") as fresh:
         assert fresh.num_accumulated() == 0

@@ -35,7 +35,7 @@ _REQUIRED: Final = (1, 1, 2, 4, 8, 16, 32)
 _ON_DEATH: Final = ("wait", "raise")
 _NEVER: Final = np.iinfo(np.int32).max  # later than any step
 # Probabilities:
-_OF_THIS_STEP: Final = 0.25  # a gradient is for the current step, so it may be refused
+_OF_THIS_STEP: Final = 0.25  # a gradient is for the current step, and may become stale
 _ONCE_MORE: Final = 0.1  # an accepted gradient with a contributor is applied again
 _IN_A_ROUND: Final = 0.5  # a take is a round
 _LOOKED_AT: Final = 0.1  # a taker takes a snapshot first

@@ -99,7 +99,7 @@ class Calling(Traced):
         return call.before and NAMES.get(call.number) == "fcntl" and call.arguments[1] == _F_GETLK
 
     def lets_go(self, call: Call) -> bool:
-        """Whether the call before which the child is stopped releases a record lock."""
+        """Whether the call releases a record lock; the child is stopped before it."""
         if NAMES.get(call.number) != "fcntl" or call.arguments[1] != _F_SETLK:
             return False
         with open(f"/proc/{self.pid}/mem", "rb") as memory:  # noqa: PTH123  no text

@@ -77,7 +77,7 @@ def test_the_roles_of_a_process_accumulate() -> None:
         assert roles() == [["applies", "takes", "updates", "looks on", "saves"]]
 
 
-def test_roles_in_parameters_are_updates_looks_on_and_saves() -> None:
+def test_snapshot_looks_on_state_saves_and_update_updates() -> None:
     with shmacc.attach(NAME) as acc, Parameters.attach(PARAMS) as params:
         params.snapshot()
         assert roles(PARAMS) == [["looks on"]]

@@ -268,7 +268,7 @@ def test_another_users_command_is_not_shown(start: Callable[..., Started], names
     assert run("clean", "--yes").returncode == 0
 
 
-def test_a_dead_run_without_a_name_is_not_said_to_go_on(namespace: str) -> None:
+def test_no_remedy_starts_a_dead_run_without_a_name(namespace: str) -> None:
     def be_killed() -> None:
         kept = record.kept(f"{namespace}.run-1-ab", ["chief"], named=False, restarts=3)
         kept.__enter__()

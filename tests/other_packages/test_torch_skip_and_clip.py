@@ -142,7 +142,7 @@ def test_a_norm_that_is_not_finite_is_an_error_if_asked() -> None:
 
 
 class Tower(nn.Module):
-    """A model with tables inside and outside a part, a sparse embedding, and a dense layer."""
+    """A model: tables inside and outside a submodule, a sparse embedding, a dense layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -285,7 +285,7 @@ def test_only_compiled_models_import_torchs_compiler() -> None:
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
-def test_bad_arguments_are_refused(namespace: str) -> None:
+def test_bad_options_and_ids_raise(namespace: str) -> None:
     def refused(words: str, call: Callable[[], Any]) -> None:
         with pytest.raises(errors.InvalidArgumentError, match=words):
             call()

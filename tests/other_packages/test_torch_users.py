@@ -210,8 +210,8 @@ def test_training_goes_on_from_a_state_loaded_in_a_block(optimizer: Any, *, skip
         replica.close()
 
 
-def test_a_round_that_active_waited_for_is_not_lost() -> None:
-    """The next call gets the round or the error; a checkpoint or the end gives the round up."""
+def test_reading_active_loses_no_round() -> None:
+    """The next call gets the round, or the wait's error; a load or the end gives it up."""
     model, other = Words(), Words()
     with pair(model, other, optimizer=SGD(0.5)) as (replicas, replica):
         saved = copy.deepcopy(replicas.state_dict())

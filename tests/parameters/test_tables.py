@@ -337,7 +337,7 @@ def test_other_processes_read_the_same_rows(params: Parameters, group: Accumulat
     assert run_apart(read, pickle.dumps(params)) == expected
 
 
-def test_shared_arrays_have_no_tables(params: Parameters) -> None:
+def test_shared_arrays_refuse_tables(params: Parameters) -> None:
     wrong = errors.InvalidArgumentError
     with pytest.raises(wrong, match="has a table, 'user', which is no shared array"):
         SharedArrays.attach(params.shared_name)

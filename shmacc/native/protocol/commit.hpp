@@ -113,7 +113,7 @@ namespace shmacc {
 template <class Record>
 class Committed {
   public:
-    // needed: for a RoundState, the generation of the first lane (RoundState::needs).
+    // needed: the first lane's generation, to compare with RoundState::needs.
     Committed(uint64_t& generation, Record (&copies)[2], const uint64_t* needed = nullptr)
         : generation_(generation), copies_(copies), needed_(needed) {}
 

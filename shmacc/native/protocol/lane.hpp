@@ -172,7 +172,7 @@ class Lane {
     bool has_begun() const { return begun_; }
     bool may_begin() const { return lock_->is_mine() && !begun_; }
 
-    // How many bytes of a region the committed state records as reserved. region: its number in the lane's mapping.
+    // The bytes of a region that are reserved, by a committed state. region: its number in the lane's mapping.
     uint64_t recorded(const LaneState& state, uint32_t region) const {
         if (region < kLaneRegions) return state.reserved[region];
         region -= kLaneRegions;

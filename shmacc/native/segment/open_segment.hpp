@@ -85,7 +85,7 @@ class OpenSegment {
             else if (segment_->users_ == 0)
                 segment_->leave();
         }
-        // Whether this process has made or used the handle; false: a forked child has not used its parent's handle.
+        // Whether this process has made or used the handle. False in a forked child until it uses its parent's.
         bool is_here() const { return origin_.is_here(); }
         // Call before a handle is used: in a forked child, the parent's handle becomes the child's.
         void adopt() {

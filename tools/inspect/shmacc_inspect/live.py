@@ -149,7 +149,7 @@ class Picture:
         # After a resize, clear the screen: a terminal that became narrower has wrapped its lines.
         start = _HOME if self._size == (width, height) else _CLEAR + _HOME
         self._size = (width, height)
-        # Clear first: after a line as wide as the terminal, the cursor stands on its last letter.
+        # Clear a line before it is drawn: after a full one, the cursor is on its last letter.
         drawn = [f"{_CLEAR_LINE}{page.crop(line, width)}" for line in lines[:height]]
         rest = f"\r\n{_REST_OF_SCREEN}" if len(drawn) < height else ""
         self._write(start + "\r\n".join(drawn) + rest)
