@@ -202,7 +202,7 @@ def test_arrays_and_tables_refuse_each_others_calls(params: Parameters) -> None:
     with pytest.raises(wrong, match="is no array"):
         np.asarray(table)
     for copied in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(wrong, match="pickle the parameters"):
+        with pytest.raises(wrong, match="pickle its parameters"):
             copied(table)
 
 
