@@ -50,9 +50,8 @@ class Rows:
         """Return the row of an id, or its initial row."""
         if number in self.rows:
             return self.rows[number][0]
-        first = numpy_initial.rows(
-            self.spec.initial, [number], self.spec.row_shape, self.spec.dtype
-        )
+        shape = self.spec.row_shape or (1,)  # for rowwise slots a number is a row, too
+        first = numpy_initial.rows(self.spec.initial, [number], shape, self.spec.dtype)
         return Reference(self.optimizer, first)
 
     def update(self, gradient: dict[int, npt.NDArray[Any]], step: int, rate: float | None) -> None:
@@ -61,7 +60,7 @@ class Rows:
         for number, values in gradient.items():
             row = self.row(number)
             row.updates = self.updates - 1
-            row.update(values[None], np.array([0]), rate)
+            row.update(values.reshape(row.array.shape), np.array([0]), rate)
             self.rows[number] = row, step
 
     def remove(self, numbers: list[int]) -> None:
