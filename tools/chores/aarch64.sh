@@ -66,7 +66,7 @@ if [ ! -e "$wheels/.$version" ]; then
     "$folder/pip/bin/pip" download --quiet --dest "$wheels" --only-binary=:all: \
         --python-version "$version" --implementation cp \
         --abi "cp${version/./}" --abi abi3 --abi none --platform manylinux2014_aarch64 "${platforms[@]}" \
-        pip cmake ninja 'scikit-build-core>=0.10' 'nanobind>=2.4' 'numpy>=2' posix_ipc ml_dtypes \
+        pip cmake ninja 'scikit-build-core>=0.10' 'nanobind>=2.11' 'numpy>=2' posix_ipc ml_dtypes \
         --group test
     touch "$wheels/.$version"
 fi

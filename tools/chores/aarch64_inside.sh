@@ -10,7 +10,7 @@ if [ ! -e /opt/installed ]; then
     python3 -m venv --without-pip /opt/venv
     pip=(build/aarch64/wheels/pip-*.whl)
     python "${pip[0]}/pip" install --quiet pip
-    pip install --quiet cmake ninja 'scikit-build-core>=0.10' 'nanobind>=2.4' 'numpy>=2' --group test
+    pip install --quiet cmake ninja 'scikit-build-core>=0.10' 'nanobind>=2.11' 'numpy>=2' --group test
     touch /opt/installed
 fi
 rm -rf build/aarch64/wheel

@@ -209,7 +209,8 @@ Descriptor open_file(nb::handle path, int flags, mode_t mode) {
 }
 
 // nanobind's table of instances grows when there are more instances than ever before, in functions that are `noexcept`:
-// there a lack of memory would end the process. So it grows here, to what few processes need, and never shrinks.
+// there a lack of memory would end the process. So it grows here, to what few processes need; since nanobind 2.11 it
+// never shrinks.
 void make_room_for_instances() {
     std::vector<nb::object> made(1000);
     for (nb::object& each : made) each = nb::cast(Descriptor());
