@@ -156,9 +156,12 @@ def daemon(environment: Mapping[str, str]) -> None:
             fcntl.fcntl(descriptor, fcntl.F_SETFD, 0)
     if os.fork() == 0:
         os.setsid()
-        if os.fork() == 0:
-            mark("stray", os.getpid())
-            os.execve("/bin/sleep", ["sleep", "600"], environment)  # noqa: S606
+        executed, before = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.execve("/bin/sleep", ["sleep", "600"], environment)  # noqa: S606  closes the pipe
+        os.close(before)
+        os.read(executed, 1)  # until then it has the run's environment, and would be killed
+        mark("stray", pid)
         os._exit(0)
     os.wait()
     marked("stray")

@@ -226,6 +226,7 @@ def test_a_segment_whose_name_is_removed_is_made_again(nodes: Nodes) -> None:
             assert worker.wait_step(0, timeout=60) == 1
         wait_for(lambda: counters["starts"] == 2 and group.hosts()[nodes.id(1)].alive)
         with shmacc.AccumulatorGroup.attach("nameless", timeout=60) as worker:
+            assert worker.wait_step(0, timeout=60) == 1, "its first order drops what came before"
             assert worker.apply({"m": 1.0}, shmacc.NEVER_STALE)
             assert group.take(1, timeout=60).count == 1
 

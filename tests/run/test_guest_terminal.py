@@ -190,7 +190,7 @@ def test_a_stopped_run_ends_by_a_signal_or_a_closed_window(end: str, shell: Shel
         shell.guest.ends(None)
         return
     shell.type(end + "\n")
-    until(lambda: all(_state(pid) in {"gone", "Z"} for pid in pids), 20)
+    until(lambda: all(_state(pid) in {"gone", "Z"} for pid in pids))
     # A shell refuses to exit until it has collected a job that was stopped.
     until(lambda: _state(pids[0]) == "gone", 20)
     shell.ends(None)
@@ -209,14 +209,14 @@ def test_ctrl_c_reaches_each_child_once(way: str, shell: Shell) -> None:
 def test_ctrl_c_ends_a_run(way: str, shell: Shell) -> None:
     pids = _begun(shell, way)
     shell.type("\x03")
-    until(lambda: all(_state(pid) in {"gone", "Z"} for pid in pids), 20)
+    until(lambda: all(_state(pid) in {"gone", "Z"} for pid in pids))
     shell.ends(130)
 
 
 def test_ctrl_backslash_ends_a_run(shell: Shell) -> None:
     pids = _begun(shell, "fork")
     shell.type("\x1c")
-    until(lambda: all(_state(pid) in {"gone", "Z"} for pid in pids), 20)
+    until(lambda: all(_state(pid) in {"gone", "Z"} for pid in pids))
     shell.ends(128 + signal.SIGQUIT)
 
 
