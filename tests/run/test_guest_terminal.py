@@ -17,8 +17,9 @@ from helpers.support import until
 
 # Makes its standard input the session's terminal, and becomes a shell with job control.
 _SHELL: Final = """
-import fcntl, os, termios
+import fcntl, os, signal, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's `&` has the tests ignore it
 os.execvp("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"])
 """
 three_ways: Final = pytest.mark.parametrize("way", ["fork", "spawn", "command"])
