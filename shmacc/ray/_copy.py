@@ -87,7 +87,7 @@ class HostCopy:
         self._pause = self._again = 0.0  # the pause after a failure, and the time when it ends
 
     def _earlier(self) -> Parameters | None:
-        """Return the node's copy; None: there is none yet. Raise if its arrays or tables differ."""
+        """Return the node's copy, or None if it has none. Raise if its arrays or tables differ."""
         given = self._given
         try:
             Parameters.attach(given.name, owners=given.owners).close()

@@ -22,7 +22,7 @@ _HOOK: Final = Path(__file__).parent / "disturbed"
 _TYPO: Final = "ValueError: a typo"
 # Python 3.15 gives this warning for a spawned process's main module while it prints a traceback.
 _OF_TRACEBACKS: Final = "ignore:Module globals is missing a __spec__:DeprecationWarning"
-# A program that does not match this has only private segments, and no files.
+# A program without a match has only private segments, and writes no files.
 _WITH_NAMES: Final = re.compile(r"shmacc\.run\(|if_exists|shared_name|unlink|attach\(|save\(")
 # The chief is killed at this call, in its fourth round. If it makes fewer calls: half way.
 _KILLED_AT: Final = 7

@@ -59,7 +59,7 @@ class ParametersSession : public LaneSession {
         if (saving.streamed) end_of_stream();
     }
     // updates: how often each changed member was updated, in order of the changes; empty: `change` has counted it.
-    // lineage: if the parameters are a copy, its lineage from now on (copy.hpp).
+    // lineage: the new lineage (copy.hpp), if the parameters are a copy.
     void commit(int64_t step, const std::vector<int64_t>& updates = {}, const Lineage& lineage = {}) {
         SHMACC_ASSERT(updates.size() <= members().size());
         for (size_t i = 0; i < updates.size(); ++i) members()[i].state.count = updates[i];

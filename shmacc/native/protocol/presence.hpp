@@ -225,7 +225,7 @@ class Presence {
         set_record_lock(fd_, presence_byte(i), F_UNLCK);
     }
 
-    // Call in a forked child: the entry and the locks on its bytes are the parent's.
+    // Call in a forked child: the parent keeps the entry, and the locks on its bytes.
     void after_fork_in_child() {
         claimed_ = false;
         index_ = kNobody;
