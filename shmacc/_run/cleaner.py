@@ -23,10 +23,15 @@ import select
 import sys
 import time
 
+TYPE_CHECKING = False  # as `typing` has it, which takes longer to import than all else here
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 VARIABLE = "SHMACC_RUN"  # in a child: the tokens of the outer runs, then the run's own
 MARK = "shmacc run "  # the name of a file in memory, before the token
 _LOOKS = 20  # how often to look for names and processes
 _PAUSE = 0.1  # seconds
+_PF_KTHREAD = 0x200000  # in a process's flags: it belongs to the kernel
 _SIGKILL = 9  # a number, since importing `signal` takes longer than a look for processes
 
 
@@ -63,36 +68,67 @@ def kill_group(number: int) -> None:
         pass
 
 
+def _kill(pid: int) -> bool:
+    """Kill a process; return whether it was there."""
+    try:
+        os.kill(pid, _SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """Return a process's fields in /proc from the third one, its state."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def started(pid: int | str) -> tuple[str, int]:
     """Return a process's state, and its start in ticks; ("X", 0) if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return "X", 0
     return fields[0].decode(), int(fields[19])
 
 
-def kill_marked(token: str) -> list[int]:
-    """Kill the processes that have the token; return their pids."""
-    oldest, killed = started(os.getpid())[1], []
+def _environment(pid: str) -> list[bytes]:
+    """Return the variables with which a process was executed ("NAME=value").
+
+    While the kernel replaces a process's program, the process has neither an environment nor code.
+    """
+    code = 0
+    for _ in range(_LOOKS):
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read()
+        fields, before = _stat(pid), code
+        flags, code = int(fields[6]), int(fields[23])
+        if variables or flags & _PF_KTHREAD or code == before != 0:
+            break
+        time.sleep(_PAUSE / 10)
+    return variables.split(b"\0")
+
+
+def _processes(belongs: "Callable[[str], bool]", oldest: int = 0) -> "Iterator[int]":
+    """Yield the pids of other processes that belong, and began at the tick `oldest` or later."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             state, ticks = started(name)
-            if state not in "XZ" and ticks >= oldest and _is_marked(name, token):
-                os.kill(int(name), _SIGKILL)
-                killed.append(int(name))
+            if state in "XZ" or ticks < oldest or int(name) == os.getpid() or not belongs(name):
+                continue
         except (OSError, ValueError):  # it has ended by now, or is another user's
-            pass
-    return killed
+            continue
+        yield int(name)
+
+
+def kill_marked(token: str) -> list[int]:
+    """Kill the processes that have the token; return their pids."""
+    oldest = started(os.getpid())[1]
+    return [pid for pid in _processes(lambda name: _is_marked(name, token), oldest) if _kill(pid)]
 
 
 def _is_marked(pid: str, token: str) -> bool:
-    variable = f"{VARIABLE}=".encode()
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        for each in file.read().split(b"\0"):
-            if each.startswith(variable) and token.encode() in each[len(variable) :].split(b"/"):
-                return True
+    # The files first: an execution closes them, and then it sets the environment.
     mark = f"/memfd:{MARK}"
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -101,7 +137,11 @@ def _is_marked(pid: str, token: str) -> bool:
             continue
         if target.startswith(mark) and token in target[len(mark) :].split()[0].split("/"):
             return True
-    return False
+    variable = f"{VARIABLE}=".encode()
+    return any(
+        each.startswith(variable) and token.encode() in each[len(variable) :].split(b"/")
+        for each in _environment(pid)
+    )
 
 
 def remove_names(job: Job, inner: list[str]) -> None:
@@ -134,15 +174,8 @@ def end(job: Job) -> list[int]:
 
 def executed_with(variables: tuple[str, ...]) -> list[int]:
     """Return the other processes that were executed with all these variables ("NAME=value")."""
-    wanted, found = {variable.encode() for variable in variables}, []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                if wanted <= set(file.read().split(b"\0")) and int(name) != os.getpid():
-                    found.append(int(name))
-        except OSError:  # it has ended by now, or is another user's
-            pass
-    return found
+    wanted = {variable.encode() for variable in variables}
+    return list(_processes(lambda name: wanted <= set(_environment(name))))
 
 
 def _has_names(job: Job) -> bool:
@@ -169,10 +202,7 @@ def _outlive(job: Job, begun: int) -> None:
         if not there:
             break
         for pid in there:  # else it might make a name again
-            try:  # noqa: SIM105  as above
-                os.kill(pid, _SIGKILL)
-            except ProcessLookupError:
-                pass
+            _kill(pid)
         time.sleep(_PAUSE)
     remove_names(Job(job.token, job.folder, job.namespace, named=False), [])
 
