@@ -15,7 +15,7 @@ from shmacc.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long the parts wait for each other, in seconds.
+    """How long hosts, owner and chiefs wait for each other, in seconds.
 
     Attributes:
         heartbeat: The longest time between two reports. After 5 s without news, `quiet` applies.

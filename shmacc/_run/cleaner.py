@@ -110,7 +110,7 @@ def _environment(pid: str) -> list[bytes]:
 
 
 def _processes(belongs: "Callable[[str], bool]", oldest: int = 0) -> "Iterator[int]":
-    """Yield the pids of other processes that belong, and began at the tick `oldest` or later."""
+    """Yield the other processes that `belongs` accepts, begun at the tick `oldest` or later."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             state, ticks = started(name)

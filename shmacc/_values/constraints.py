@@ -20,7 +20,7 @@ from shmacc.errors import InvalidArgumentError
 class Constraint:
     """The common base of constraints. The rows that an update changes satisfy them afterwards.
 
-    ``p`` is an element in the formulas. A NaN stays.
+    ``p`` is an element in the formulas. A NaN stays, and so does a row of norm 0 or infinity.
     """
 
     of_norms: ClassVar[bool] = False

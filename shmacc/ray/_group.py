@@ -53,7 +53,7 @@ class AccumulatorGroup:
     ) -> None:
         """Create the group on every node, or attach to the one that has this shared_name.
 
-        This returns once every living node has its segment. If a node has just died, this takes
+        It returns once a new group's nodes have their segments. If a node has just died, this takes
         until Ray has noticed the death.
 
         Args:
@@ -72,7 +72,7 @@ class AccumulatorGroup:
                 Ray's objects. An apply waits for room in either case.
             hosts: The ids of Ray's nodes that take part; None: all, even if they join later.
             shards: Into how many parts the rows are divided; None: one for each node.
-            timing: How long the parts wait for each other.
+            timing: How long hosts, owner and chiefs wait for each other.
 
         Raises:
             InvalidArgumentError: A bad argument, or the cluster's group of this name differs.
@@ -80,7 +80,7 @@ class AccumulatorGroup:
             FailedPreconditionError: Ray is not initialised; this process has another
                 ``SHMACC_NAMESPACE`` than its node; or a node cannot have its segment, for instance
                 since an earlier run left a different one. Nothing of a new group is left then.
-            DeadlineExceededError: The nodes have not started their parts.
+            DeadlineExceededError: Not all nodes were ready in time.
         """
         options = Options(
             mode=mode,

@@ -48,7 +48,7 @@ def make(
 ) -> Link:
     """Make a group, or find the cluster's group of this name; return its link.
 
-    By then each living node has its segment and, with parameters, its copy.
+    By then all living nodes of a new group have their segments and, with parameters, copies.
     """
     until = time.monotonic() + _START
     check_connected(until)

@@ -72,7 +72,7 @@ class Accumulators(RuleBasedStateMachine):
         return self.handles[data.draw(st.integers(0, len(self.handles) - 1), label="handle")]
 
     def agree(self, ours: Callable[[], Any], models: Callable[[], Any]) -> tuple[Any, Any]:
-        """Make both calls; they must return the same or raise the same."""
+        """Make both calls; both must return, or raise the same."""
         self.agreed = False
         refusal = want = None
         try:

@@ -200,7 +200,7 @@ NEVER: Final = {"MemoryError", "ResourceExhaustedError"}
 
 @pytest.fixture(scope="module")
 def poor() -> Iterator[Victim]:
-    """Yield a victim with address space for two tables of 5 MiB, arguments and results."""
+    """Yield a victim that has 48 MiB of address space for segments and all calls."""
     made = Victim(48 * MIB)
     yield made
     made.end()

@@ -162,7 +162,7 @@ def _look_and_clean() -> None:
 
 
 def _come_and_go(*, pipe: Pipe) -> None:
-    """Let the watched name lead to an unfinished file now and then; make and remove others."""
+    """Let the watched name lead to an unfinished file now and then; make others, too."""
     watched, aside = path_of("watched"), SHM / f"aside-{names.current_namespace()}"
     pipe.say()
     while not pipe.poll():

@@ -108,7 +108,7 @@ def gone(pid: int | str) -> bool:
 def start(chief: Callable[..., Any], worker: Callable[..., Any] | None = None, **more: Any) -> Any:
     """Call `run` with the test's options, or play the role for which `shmacc-run` started us.
 
-    Tell the test the result of `run`. If it raises, tell the error and raise it: `said` is the
+    Tell the test the result. If `run` raises, tell its error and raise it on. `said` has the
     error's name, its text, and the first line of each note.
     """
     if WAY == "command":
@@ -169,7 +169,7 @@ def daemon(environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Tell the test what the block has changed in this process."""
+    """Tell the test what the block has changed: this process's settings, names, processes."""
     before = _surroundings()
     try:
         yield

@@ -21,7 +21,7 @@
 //   between 1 and 2     the round is final. The next chief that opens it makes its update.
 //   between 2 and 3     as between 1 and 2. But first the next update, snapshot or restore, or the next process that
 //                       attaches, puts the old entries back. Until then workers, which read without the lock, may
-//                       see half an update; the gradients that they compute from it belong to a sealed step. The
+//                       see half an update; the final round takes none of the gradients computed from it. The
 //                       next chief may compute new contents from the arrays. So opening a round puts the entries
 //                       back if the chief has attached the parameters by then (Handle::recover_parameters).
 //   between 3 and 4     the update is in, though the round says only that it has begun. The next chief asks for the

@@ -37,8 +37,8 @@ class Handle : public HandleRounds {
         if (presence.claimed() && has_applied(presence.own())) return;
         attached()->presence().be_contributor(contributor);
     }
-    // Sets a function that is called once: when a gradient of this object with kNeverStale is first not added, since
-    // its contributor was in the round already. The function gets that contributor, and must not refer to this object.
+    // Sets a function to call once: at this object's first gradient with kNeverStale that is not added, since the round
+    // had its contributor already. It gets that contributor, and must not refer to this object.
     void on_repeat(nb::object call) { on_repeat_ = std::move(call); }
 
     // terms: see `of_terms`.
@@ -90,8 +90,8 @@ class Handle : public HandleRounds {
         const int64_t deadline = deadline_after(timeout);
         run<Step>([&](Step& act) { act.unseal(deadline); });
     }
-    // These two return the step and its timeline. If a thread waits on behalf of a task (`caller`), the task gets the
-    // timeline from it, and notes the step as read (read_in_thread).
+    // These two return the step and its timeline, and note that they were read. But if a thread waits on behalf of a
+    // task (`caller`), it notes nothing: the task does (read_in_thread).
     Step::At wait_step(int64_t after, std::optional<double> timeout, bool raise_departures,
                        const Caller* caller) {
         const int64_t deadline = deadline_after(timeout);

@@ -175,10 +175,10 @@ class OpenHandle {
     uint32_t mode() const { return segment().file().attributes().st_mode & 07777u; }
     uint32_t owner() const { return segment().file().attributes().st_uid; }
 
-    // Gives this handle the duty to remove these names when it is closed. If another process has the duty, this handle
-    // takes it over if that process is dead, now or when this handle is closed: so the process that continues a dead
-    // process's run also removes the names. Nobody has the duty if the segment was made to stay (Header::keeper). Needs
-    // a handle that has entered. inherits: whether a handle that has not made the segment may get the duty.
+    // Gives this handle the duty to remove these names when it is closed. While another process that lives has the
+    // duty, this handle does not get it, but asks again when it is closed. So the process that continues a dead one's
+    // run also removes the names. Nobody has the duty if the segment was made to stay (Header::keeper). Needs a handle
+    // that has entered. inherits: whether a handle that has not made the segment may get the duty.
     void keep_names(const std::string& path, const std::string& semaphore_path, bool inherits) {
         intact();
         if (!inherits && !own_names_) return;
