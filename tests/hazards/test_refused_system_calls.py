@@ -6,7 +6,9 @@ because the kernel did not answer a question, and no process aborts.
 
 import errno
 import fcntl
+import gc
 import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +18,16 @@ import numpy as np
 import pytest
 from helpers.apart import Apart, Pipe, run_apart
 from helpers.denied_calls import deny, needs_denials
-from helpers.support import SANITIZED
+from helpers.support import SANITIZED, until
 
 import shmacc
-from shmacc import SharedArrays, SparseConditionalAccumulator, errors, inspection
+from shmacc import (
+    ConditionalAccumulator,
+    SharedArrays,
+    SparseConditionalAccumulator,
+    errors,
+    inspection,
+)
 from shmacc._base import names
 
 pytestmark = [
@@ -150,3 +158,65 @@ def test_without_a_handler_read_only_arrays_raise_and_name_the_remedy() -> None:
 
     with SharedArrays({"a": np.arange(9.0)}, "arrays", unlink_on_close=True):
         assert "SHMACC_GUARD=0" in run_apart(read)
+
+
+def _wait_in_takes(count: int, *, pipe: Pipe) -> None:
+    with shmacc.attach(NAME) as acc:
+
+        def wait() -> None:
+            with pytest.raises(errors.CancelledError):
+                acc.take(1000, timeout=60)
+
+        threads = [threading.Thread(target=wait) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        until(lambda: acc.stats().waiting == count)
+        pipe.say()
+        for thread in threads:
+            thread.join()
+
+
+CHANGES: Final[dict[str, tuple[Callable[[Any, list[Any]], Any], int, int]]] = {
+    "the end of a round": (lambda _, block: block[0].__exit__(None, None, None), 1, 0),
+    "a failed round": (lambda _, block: block[0].__exit__(ValueError, ValueError(), None), 0, 1),
+    "a dropped round": (lambda _, block: block.clear(), 0, 1),
+    "a collected round": (lambda _, block: block.append(block), 0, 1),
+    "a close": (lambda acc, _: acc.close(), 0, 1),
+    "a step": (lambda acc, _: acc.advance_step(5), 5, 0),
+    "a cancel": (lambda acc, _: acc.cancel(), 0, 1),
+}
+
+
+def _change(change: str, *, pipe: Pipe) -> None:
+    other = shmacc.attach(NAME)  # keeps the process attached
+    acc = shmacc.attach(NAME)
+    block = [acc.round(1, timeout=0)]
+    block[0].__enter__()
+    pipe.say()
+    pipe.hear()
+    deny("fallocate", a1=0)
+    CHANGES[change][0](acc, block)
+    del block
+    gc.collect()
+    pipe.say()
+    pipe.hear()
+    other.close()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_cannot_read_the_queue_to_wake_a_take_is_made_in_full(change: str) -> None:
+    """The queue has more than one page of takes, and this process cannot reserve the second."""
+    _, step, pending = CHANGES[change]
+    with ConditionalAccumulator("f4", (), NAME) as acc:
+        acc.apply_grad(1.0)
+        with Apart(_change, change).ready() as changer, Apart(_wait_in_takes, 70).ready() as takes:
+            changer.say()
+            changer.hear()
+            stats = acc.stats()
+            assert (acc.global_step, stats.num_accumulated) == (step, pending)
+            assert stats.round_pid is None
+            changer.say()
+            changer.result()
+            acc.cancel()
+            takes.result()
+        acc.unlink()

@@ -328,7 +328,11 @@ class Apply : public Operation {
         if (head == WaitQueue::kNobody) return;  // no take can join while the lane's lock is held
         full_barrier();
         WaitQueue& queue = segment_.wait_queue();
-        const bool reached = session.pending().count >= queue[head].num_required;
+        bool reached = true;  // if another lane is damaged: the woken take finds that, and this gradient is in
+        try {
+            reached = session.pending().count >= queue[head].num_required;
+        } catch (const Error&) {
+        }
         session.release();
         if (reached) queue.wake(head);
     }

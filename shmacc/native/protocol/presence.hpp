@@ -77,6 +77,16 @@ class Entries {
         reserve(top);
         return top;
     }
+    // Does what `size` does, but without memory for another page it returns how many entries are reserved already. For
+    // what must not fail, and may miss an entry.
+    uint32_t reserved_size() noexcept {
+        try {
+            return size();
+        } catch (...) {
+            const auto reserved = static_cast<uint32_t>(load(reserved_) / sizeof(Entry));
+            return std::min({load(top_), capacity_, reserved});
+        }
+    }
     Entry& operator[](uint32_t i) {
         SHMACC_ASSERT(i < capacity_);
         return entries_[i];

@@ -11,7 +11,8 @@
 //           ticket yet. The waiters see the cancel when woken; or when their slice ends, if the cancelling
 //           process died before it woke them.
 //   wake    each waiter sleeps on a futex word of its own entry, and checks again when its slice ends, so a
-//           lost wake-up (its sender was killed) costs a slice, never a hang.
+//           lost wake-up (its sender was killed) costs a slice, never a hang. A wake often follows a commit, or stands
+//           in a destructor, so it must not throw: without memory to read the whole table, it is lost.
 //   order   a take that joins stores its ticket, then looks for the head, a cancel and a closed handle. A take
 //           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
 //           of the two sides must see the other's store, or a waiter would sleep through a slice that should
@@ -114,7 +115,7 @@ class WaitQueue {
     bool cancelled(uint32_t i) { return is_cancelled(load(table_[i].ticket)); }
 
     // The entry that is served next; kNobody if no take waits. Does not check whether its process lives.
-    uint32_t head() { return scan().head; }
+    uint32_t head() { return scan(table_.size()).head; }
     // Whether entry i is so near the head that its take checks the entries in front of it.
     bool is_near(uint32_t i) {
         const uint64_t ticket = load(table_[i].ticket);
@@ -157,26 +158,26 @@ class WaitQueue {
         });
     }
 
-    void wake_head() {
+    void wake_head() noexcept {
         full_barrier();
-        uint32_t i = head();
+        uint32_t i = scan(table_.reserved_size()).head;
         if (i != kNobody) wake(i);
     }
     void wake(uint32_t i) { futex_wake(table_[i].wake); }
-    void wake_all() {
+    void wake_all() noexcept {
         full_barrier();
-        for (uint32_t i = 0, top = table_.size(); i < top; ++i)
+        for (uint32_t i = 0, top = table_.reserved_size(); i < top; ++i)
             if (load(table_[i].ticket) != 0) wake(i);
     }
     // Wakes the takes of this process.
-    void wake_own() {
+    void wake_own() noexcept {
         full_barrier();
-        for (uint32_t i = 0, top = table_.size(); i < top; ++i)
+        for (uint32_t i = 0, top = table_.reserved_size(); i < top; ++i)
             if (load(table_[i].ticket) != 0 && load_relaxed(table_[i].participant) == presence_.index())
                 wake(i);
     }
     // Wakes the calls that wait for the step, or for the head's take.
-    void announce_progress() { futex_wake(head_.progress); }
+    void announce_progress() noexcept { futex_wake(head_.progress); }
 
     uint32_t& progress_word() { return head_.progress; }
     Waiter& operator[](uint32_t i) { return table_[i]; }
@@ -204,9 +205,10 @@ class WaitQueue {
         uint64_t ticket;  // the head's
         uint32_t top;  // one past the last entry in use
     };
-    Scan scan() {
+    // size: how many entries are reserved.
+    Scan scan(uint32_t size) {
         Scan found{kNobody, UINT64_MAX, 0};
-        for (uint32_t i = 0, top = table_.size(); i < top; ++i) {
+        for (uint32_t i = 0; i < size; ++i) {
             uint64_t ticket = load(table_[i].ticket);
             if (ticket == 0) continue;
             found.top = i + 1;
@@ -223,7 +225,7 @@ class WaitQueue {
         const uint64_t ticket = known.head == kNobody ? load(head_.next_ticket)
                                                       : load(table_[known.head].ticket);
         if (ticket == known.ticket && (known.head == kNobody || !is_cancelled(ticket))) return known.head;
-        const Scan found = scan();
+        const Scan found = scan(table_.size());
         if (found.top < load(head_.top)) store(head_.top, found.top);
         known = {found.head, found.head == kNobody ? load(head_.next_ticket) : found.ticket};
         return known.head;

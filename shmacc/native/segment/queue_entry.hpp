@@ -25,11 +25,8 @@ class QueueEntry {
         innermost_ = outer_;
         if (!joined() || !origin_.is_here() || !segment_.reachable()) return;
         quit();
-        try {
-            wait_queue_.wake_head();  // another take may be the head now
-            wait_queue_.announce_progress();
-        } catch (const Error&) {  // the queue cannot be read: its takes check again when their slices end
-        }
+        wait_queue_.wake_head();  // another take may be the head now
+        wait_queue_.announce_progress();
     }
     QueueEntry(const QueueEntry&) = delete;
     QueueEntry& operator=(const QueueEntry&) = delete;
