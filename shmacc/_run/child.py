@@ -230,13 +230,22 @@ def _set_up(surroundings: Surroundings) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, surroundings.mask)
 
 
+def open_standard_streams() -> list[int]:
+    """Open /dev/null as each of the descriptors 0 to 2 that is closed; return these."""
+    opened = []
+    with suppress(OSError):  # no descriptor above 2 is free: the next call that needs one says so
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  standard error
+            opened.append(descriptor)
+            os.set_inheritable(descriptor, True)  # noqa: FBT003
+        os.close(descriptor)
+    return opened
+
+
 def _connect(output: tuple[str, str] | tuple[int, int] | None) -> None:
     """Make standard input empty, and direct the output to these files."""
     # A terminal stops a background group that reads from it. multiprocessing has replaced only
     # sys.stdin, not descriptor 0.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  a standard stream was closed
-        os.set_inheritable(descriptor, True)  # noqa: FBT003
-    os.close(descriptor)
+    open_standard_streams()
     for number, to in enumerate((os.devnull, *(output or ()))):
         if isinstance(to, int):
             os.dup2(to, number)

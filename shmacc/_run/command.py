@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 
 from shmacc._base.layout import LAYOUT_VERSION
-from shmacc._run.child import Call, Surroundings
+from shmacc._run.child import Call, Surroundings, open_standard_streams
 from shmacc._run.completion import Completion
 from shmacc._run.prefixes import Prefixes
 from shmacc._run.record import Called
@@ -134,6 +134,7 @@ def _run(asked: argparse.Namespace) -> None:
     calls += [Call("worker", rank, _become, (program,), answers=False) for rank in range(workers)]
     environment = dict(variables(asked.threads, workers))
     prefixes = None
+    open_standard_streams()
     if workers and not asked.no_prefix and asked.log_dir is None:
         prefixes = Prefixes(calls)
         environment.setdefault("PYTHONUNBUFFERED", "1")  # else a pipe gets the lines late

@@ -6,15 +6,15 @@ The rest of the library works without it: in threads, in asyncio, and with other
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
 from shmacc import _child_errors
 from shmacc._base import names
 from shmacc._base.shown import shown
 from shmacc._run import cleaner
-from shmacc._run.child import Call, Surroundings
+from shmacc._run.child import Call, Surroundings, open_standard_streams
 from shmacc._run.children import Interrupted, Limits, Run
 from shmacc._run.namespaces import Surrounded, of_children
 from shmacc._run.signals import ENDING, callers_signals
@@ -157,6 +157,7 @@ def supervise(
     starter = Starter(context, calls)
     roles = [str(call) for call in calls]
     with (
+        _open_standard_streams(),
         callers_signals() as signals,
         suppress(Interrupted),
         of_children(name, roles, asked.restarts) as surrounded,
@@ -172,6 +173,21 @@ def supervise(
     raise CancelledError(f"The run was ended by {signal.Signals(number).name}").with_fields(
         signal=number
     )
+
+
+@contextmanager
+def _open_standard_streams() -> Iterator[None]:
+    """Open /dev/null as the caller's closed standard streams for the block.
+
+    Otherwise the run's pipes and sockets would get their numbers, and what a C library prints.
+    """
+    opened = open_standard_streams()
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            with suppress(OSError):  # the program has closed it
+                os.close(descriptor)
 
 
 def prepared(

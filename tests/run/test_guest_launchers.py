@@ -64,6 +64,27 @@ def test_the_command_under_a_launcher_goes_on_after_a_kill(launcher: str, guest:
     assert program.ends()["result"] == 1.5
 
 
+PRINTS: Final = """
+    work = None
+
+    def lead():
+        for number in (1, 2):
+            for _ in range(3000):
+                os.write(number, b"a warning of a library in C\\nremove\\n")
+        with open(os.devnull) as file:
+            return file.fileno()
+"""
+
+
+@every_way
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_what_a_chief_prints_to_closed_streams_goes_nowhere(
+    way: str, closed: str, guest: Guests
+) -> None:
+    program = guest(PRINTS, way=way, launcher=_shell(f'exec "$@" {closed}'))
+    assert program.ends()["result"] > 2, "a file that it opens is a standard stream"
+
+
 @every_way
 def test_a_run_whose_launcher_ignores_sigchld_goes_on_after_a_kill(way: str, guest: Guests) -> None:
     assert guest(KILLED_ONCE, way=way, launcher=SIGCHLD_IGNORED).ends()["result"] == 1.5
