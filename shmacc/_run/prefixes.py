@@ -80,6 +80,8 @@ class Prefixes:
                     with suppress(BlockingIOError):
                         while read := os.read(end, _LONGEST):
                             self._write(end, read)
+                            if prefix not in cut and b"over" not in told:
+                                break  # the others' turn: this process may write without end
                     if prefix in cut or b"over" in told:
                         self._write(end, b"\n" if self._kept[end] else b"")
                 except BrokenPipeError:  # nobody reads our output: give the processes this error

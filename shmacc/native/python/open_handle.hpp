@@ -182,8 +182,9 @@ class OpenHandle {
     void keep_names(const std::string& path, const std::string& semaphore_path, bool inherits) {
         intact();
         if (!inherits && !own_names_) return;
+        std::pair names(path, semaphore_path);  // first: without memory nothing has changed
         take_duty_over(*OpenSegment::for_operation(segment_->shared()), true);
-        own_names_.emplace(path, semaphore_path);
+        own_names_ = std::move(names);
     }
 
     // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
