@@ -107,9 +107,9 @@ auto call_python(Call call) {
 
 // Whether this is Python's only thread; false if that cannot be known. Does not clear Python's error.
 inline bool is_only_thread() {
-    static PyObject* const frames = PySys_GetObject("_current_frames");
     const nb::error_scope before;
-    const nb::object now = nb::steal(frames ? PyObject_CallNoArgs(frames) : nullptr);
+    const nb::object frames = nb::borrow(PySys_GetObject("_current_frames"));  // a program may replace it
+    const nb::object now = nb::steal(frames ? PyObject_CallNoArgs(frames.ptr()) : nullptr);
     return now && PyDict_Size(now.ptr()) == 1;
 }
 
