@@ -305,3 +305,31 @@ def _read_array_without_memory() -> int:
 @of_libc
 def test_getting_a_first_array_without_memory_raises_and_ends_no_process() -> None:
     assert run_apart(_read_array_without_memory) > 5
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def _begin_blocks_without_memory(count: int) -> int:
+    """Fail to begin blocks; return how many bytes of memory each has cost."""
+    testcapi: Any = importlib.import_module("_testcapi")
+    with DENSE("float32", (), NAME, unlink_on_close=True) as acc:
+        begin = acc.round(1, timeout=0).__enter__
+        for number in range(2 * count):
+            if number == count:
+                before = _resident()
+            with pytest.raises(MemoryError):  # noqa: PT012
+                testcapi.set_nomemory(0, 1)
+                try:
+                    begin()
+                finally:
+                    testcapi.remove_mem_hooks()
+        return (_resident() - before) // count
+
+
+@of_libc
+def test_a_block_that_has_no_memory_to_begin_keeps_none() -> None:
+    pytest.importorskip("_testcapi")
+    assert run_apart(_begin_blocks_without_memory, 10_000) < 50

@@ -172,6 +172,15 @@ inline int64_t deadline_after(std::optional<double> seconds) {
     return monotonic_ns() + static_cast<int64_t>(*seconds * 1e9);
 }
 
+// Gives an object to Python, or destroys it if Python has no memory: otherwise memory would be
+// lost, and the process would stay attached by a handle that nobody can close.
+template <class T>
+nb::object give_to_python(std::unique_ptr<T> made) {
+    nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
+    made.release();
+    return object;
+}
+
 // Wraps an object that Python passes back unread in a capsule, which costs less than a bound class. name: that of T.
 template <class T>
 nb::object given(std::unique_ptr<T> made, const char* name) {
