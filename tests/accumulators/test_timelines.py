@@ -246,6 +246,83 @@ async def test_a_read_in_a_subtask_counts_for_its_parent(chief: Any, worker: Any
     assert apply(worker, 1, step)
 
 
+@pytest.mark.parametrize("how", ["itself", "in a thread"])
+def test_a_task_keeps_its_creators_read_though_the_creator_reads_after_a_restore(
+    chief: Any, worker: Any, how: str
+) -> None:
+    """The thread reads between two runs of its loop, while a task of the first run computes."""
+    state = save(chief)
+    restored = threading.Event()
+
+    def compute_in_thread() -> bool:
+        assert restored.wait(LONG)
+        return apply(worker, 63, DEAD)
+
+    async def compute() -> bool:
+        if how == "in a thread":
+            return await asyncio.to_thread(compute_in_thread)
+        assert await asyncio.to_thread(restored.wait, LONG)
+        return apply(worker, 63, DEAD)
+
+    async def begin() -> asyncio.Task[bool]:
+        return asyncio.create_task(compute())
+
+    with closing(asyncio.new_event_loop()) as loop:
+        assert worker.global_step == DEAD
+        slow = loop.run_until_complete(begin())
+        chief.restore(state)
+        chief.advance_step(DEAD)
+        assert worker.global_step == DEAD
+        restored.set()
+        assert loop.run_until_complete(slow) is False
+    assert apply(worker, 1, DEAD)
+    assert rows_in(chief.take(1, timeout=0)) == {1}
+
+
+def in_thread(call: Callable[..., Any], *args: Any) -> Any:
+    """Return the result of a call in a new thread, which has ended."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *args).result(LONG)
+
+
+def test_a_thread_with_an_ended_threads_number_has_reads_of_its_own(
+    chief: Any, worker: Any
+) -> None:
+    state = save(chief)
+
+    def read() -> tuple[int, list[contextvars.Context]]:
+        assert worker.global_step == DEAD
+        return threading.get_ident(), [contextvars.copy_context() for _ in range(20)]
+
+    number, (last, *contexts) = in_thread(read)
+    chief.restore(state)
+    chief.advance_step(DEAD)
+
+    def read_anew(context: contextvars.Context) -> int:
+        assert context.run(lambda: worker.global_step) == DEAD
+        return threading.get_ident()
+
+    for each in contexts:
+        if in_thread(read_anew, each) == number:
+            break
+    assert not in_thread(last.run, apply, worker, 63, DEAD)
+    assert in_thread(each.run, apply, worker, 1, DEAD)
+
+
+def test_a_threads_contexts_share_its_read_of_the_step(chief: Any, worker: Any) -> None:
+    """Tasks of trio are such contexts: one of them may read the step for the others."""
+    state = save(chief)
+    assert worker.global_step == DEAD
+    one, other = (contextvars.copy_context() for _ in range(2))
+    chief.restore(state)
+    assert not one.run(apply, worker, 63, DEAD)
+    chief.advance_step(DEAD)
+    assert one.run(lambda: worker.global_step) == DEAD
+    assert other.run(apply, worker, 1, DEAD)
+    assert apply(worker, 2, DEAD)
+    assert apply(worker, 3, shmacc.NEVER_STALE)
+
+
 def test_a_gradient_that_waits_during_a_restore_is_dropped(chief: Any, worker: Any) -> None:
     state = save(chief)
     with ThreadPoolExecutor() as pool:

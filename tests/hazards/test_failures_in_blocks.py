@@ -52,6 +52,15 @@ def test_an_exit_with_success_is_no_failure(acc: ConditionalAccumulator, status:
         assert news(acc) is None
 
 
+def test_an_exit_is_reported_though_its_contexts_form_a_cycle(acc: ConditionalAccumulator) -> None:
+    """The exception that a program handled by its exit is looked for in the contexts."""
+    error, other = SystemExit(1), SystemExit(2)
+    error.__context__, other.__context__ = other, error
+    with Apart(fail_in_a_block, error, 7).ready() as process:
+        assert news(acc) == ((process.pid,), ("SystemExit: 1",), (7,))
+        process.finish()
+
+
 def test_a_raw_op_that_refuses_its_argument_is_no_failure(acc: ConditionalAccumulator) -> None:
     """The op opens the accumulator by its name; the process goes on."""
 

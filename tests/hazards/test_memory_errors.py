@@ -6,6 +6,7 @@ import importlib
 import os
 import resource
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Final
@@ -17,7 +18,7 @@ from helpers.killing_scenes import NAME, path
 from helpers.support import EVERY_INSTANT, SANITIZED
 
 import shmacc
-from shmacc import _core, inspection, testing
+from shmacc import _core, errors, inspection, testing
 from shmacc._base import names
 
 # Memory runs out in forked processes, so that a broken interpreter ends with its process.
@@ -160,7 +161,7 @@ class _Heap:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
 
 
-def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
+def _without_memory_of_c(most: int = 2048) -> Iterator[Callable[[Any], Any]]:
     """Yield functions that make a call while the C library has few bytes left."""
     heap = _Heap()
 
@@ -173,7 +174,7 @@ def _without_memory_of_c() -> Iterator[Callable[[Any], Any]]:
         finally:
             heap.let_grow()
 
-    for left in range(32, 2048, 16 if EVERY_INSTANT else 48):
+    for left in range(32, most, 16 if EVERY_INSTANT else 48):
         yield lambda call, left=left: failing(call, left)  # type: ignore[misc]
 
 
@@ -305,3 +306,64 @@ def _read_array_without_memory() -> int:
 @of_libc
 def test_getting_a_first_array_without_memory_raises_and_ends_no_process() -> None:
     assert run_apart(_read_array_without_memory) > 5
+
+
+def _write_without_memory() -> tuple[int, int]:
+    """Write to arrays while no memory is left to report it; return how many reports were late."""
+    both, late = {"first": np.zeros(5000), "second": np.zeros(5000)}, 0
+    with (
+        shmacc.SharedArrays(both, NAME, unlink_on_close=True) as made,
+        shmacc.SharedArrays.attach(NAME) as shared,
+    ):
+        arrays = [shared[name] for name in both]
+        memset = ctypes.CDLL(None).memset
+        memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+        at, sizes = [array.ctypes.data for array in arrays], [array.nbytes for array in arrays]
+        run = deque[Any](maxlen=0).extend  # goes through an iterator without Python code
+        for number, failing in enumerate(_without_memory_of_c(6000)):
+            writes = map(memset, at, (255, 255), sizes)
+            with pytest.raises(errors.FailedPreconditionError, match="The write was undone"):  # noqa: PT012
+                failing(lambda writes=writes: run(writes))
+                assert not any(array.any() for array in arrays)
+                late += 1
+                shared["first"]
+            shared["first"]
+            for array, name in zip(arrays, both, strict=True):
+                made[name][:] = number
+                assert (array == number).all()
+                made[name][:] = 0
+    return late, number + 1
+
+
+@of_libc
+def test_writes_to_read_only_arrays_are_undone_and_told_though_there_is_no_memory() -> None:
+    late, writes = run_apart(_write_without_memory)
+    assert 5 < late < writes
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+def _begin_blocks_without_memory(count: int) -> int:
+    """Fail to begin blocks; return how many bytes of memory each has cost."""
+    testcapi: Any = importlib.import_module("_testcapi")
+    with DENSE("float32", (), NAME, unlink_on_close=True) as acc:
+        begin = acc.round(1, timeout=0).__enter__
+        for number in range(2 * count):
+            if number == count:
+                before = _resident()
+            with pytest.raises(MemoryError):  # noqa: PT012
+                testcapi.set_nomemory(0, 1)
+                try:
+                    begin()
+                finally:
+                    testcapi.remove_mem_hooks()
+        return (_resident() - before) // count
+
+
+@of_libc
+def test_a_block_that_has_no_memory_to_begin_keeps_none() -> None:
+    pytest.importorskip("_testcapi")
+    assert run_apart(_begin_blocks_without_memory, 10_000) < 50

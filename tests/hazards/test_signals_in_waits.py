@@ -1,14 +1,16 @@
 """A signal handler that raises ends any wait at once, and nothing has changed."""
 
 import signal
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, Never
 
 import pytest
 from helpers import segment_layout as layout
-from helpers.apart import Apart, Pipe
+from helpers.apart import Apart, Pipe, apart
 from helpers.lock_holder import activity, held, sleeps, stopped_head
 from helpers.support import AlarmError, soon, until
 
@@ -275,3 +277,28 @@ def test_a_handler_may_close_the_handle_of_its_threads_wait(acc: ConditionalAccu
         assert waiting.result() == "closed"
     assert acc.stats().attached == 1
     assert inspection.check("acc") == ()
+
+
+@apart()
+def test_a_function_that_replaced_current_frames_is_dropped_after_the_wait() -> None:
+    """A wait asks it whether there are other threads, and each wait asks the one of its time."""
+    real = sys._current_frames
+
+    class Frames:
+        called = False
+
+        def __call__(self) -> Any:
+            self.called = True
+            return real()
+
+    with ConditionalAccumulator("f4", (), "empty", unlink_on_close=True) as acc:
+        for _ in range(3):
+            frames = Frames()
+            gone = weakref.ref(frames)
+            sys._current_frames = frames
+            with pytest.raises(errors.DeadlineExceededError):
+                acc.take(1, timeout=0.01)
+            sys._current_frames = real
+            assert frames.called
+            del frames
+            assert gone() is None

@@ -17,16 +17,19 @@ inline bool is_in_order(nb::handle error) {
 inline PyObject* parents_exception = nullptr;
 
 // Returns the exception to report. A program that handles an exception by sys.exit(1), as torch.multiprocessing.spawn
-// does in its workers, has failed by that exception: the SystemExit's number says nothing.
+// does in its workers, has failed by that exception: the SystemExit's number says nothing. A program may have set
+// contexts that form a cycle, so this ends after kMost of them, and returns the given exception.
 inline nb::object failed_by(nb::handle error) {
+    constexpr int kMost = 1000;
     nb::object cause = nb::borrow(error);
-    while (PyErr_GivenExceptionMatches(cause.ptr(), PyExc_SystemExit)) {
-        if (!PyLong_Check(nb::object(nb::getattr(cause, "code", nb::none())).ptr())) break;
+    for (int seen = 0; seen < kMost; ++seen) {
+        if (!PyErr_GivenExceptionMatches(cause.ptr(), PyExc_SystemExit)) return cause;
+        if (!PyLong_Check(nb::object(nb::getattr(cause, "code", nb::none())).ptr())) return cause;
         nb::object handled = nb::steal(PyException_GetContext(cause.ptr()));
-        if (!handled || handled.ptr() == parents_exception) break;
+        if (!handled || handled.ptr() == parents_exception) return cause;
         cause = std::move(handled);
     }
-    return cause;
+    return nb::borrow(error);
 }
 
 inline PyObject* base_of_errors = nullptr;  // shmacc.errors.ShmaccError

@@ -6,15 +6,6 @@
 
 namespace shmacc {
 
-// Gives an object to Python, or destroys it if Python has no memory: otherwise the process would stay attached by an
-// object that nobody can close.
-template <class T>
-nb::object give_to_python(std::unique_ptr<T> made) {
-    nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
-    made.release();
-    return object;
-}
-
 inline constexpr const char* kFoundNames[] = {"segment", "nothing", "unfinished", "held unfinished",
                                               "other version"};
 

@@ -107,9 +107,9 @@ auto call_python(Call call) {
 
 // Whether this is Python's only thread; false if that cannot be known. Does not clear Python's error.
 inline bool is_only_thread() {
-    static PyObject* const frames = PySys_GetObject("_current_frames");
     const nb::error_scope before;
-    const nb::object now = nb::steal(frames ? PyObject_CallNoArgs(frames) : nullptr);
+    const nb::object frames = nb::borrow(PySys_GetObject("_current_frames"));  // a program may replace it
+    const nb::object now = nb::steal(frames ? PyObject_CallNoArgs(frames.ptr()) : nullptr);
     return now && PyDict_Size(now.ptr()) == 1;
 }
 
@@ -170,6 +170,15 @@ inline int64_t deadline_after(std::optional<double> seconds) {
     constexpr double kCentury = 3.2e9;
     if (*seconds > kCentury) return kForever;
     return monotonic_ns() + static_cast<int64_t>(*seconds * 1e9);
+}
+
+// Gives an object to Python, or destroys it if Python has no memory: otherwise memory would be
+// lost, and the process would stay attached by a handle that nobody can close.
+template <class T>
+nb::object give_to_python(std::unique_ptr<T> made) {
+    nb::object object = nb::cast(made.get(), nb::rv_policy::take_ownership);
+    made.release();
+    return object;
 }
 
 // Wraps an object that Python passes back unread in a capsule, which costs less than a bound class. name: that of T.

@@ -154,15 +154,32 @@ void set_error(const Error& error) {
         PyErr_SetObject(type, made.ptr());
 }
 
-// Called by the interpreter, after a write to a read-only array.
+// Without memory for the error itself, Python's MemoryError is set, which is its base.
+void set_no_memory(const char* what) {
+    try {
+        set_error(Error(Failure::kResourceExhausted, what));
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    }
+}
+
+// Called by the interpreter, after a write to a read-only array. If there is no memory for the write's error, this
+// raises another one, and the next use of the library raises the write's. (Not the next call of this function: Python
+// has a call in its queue for each array that was written, and would make it while the program handles the first.)
 int raise_refused_write(void*) {
     if (forking) return 0;  // after_fork_in_parent asks again
+    if (owed && !some_written) return 0;
+    std::optional<Error> error;
     try {
-        const auto error = undo_writes();
+        error = undo_writes();
         if (!error) return 0;
         set_error(*error);
     } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
+        set_no_memory("This process has no memory left to report a write to a read-only array");
+    }
+    if (error && PyErr_ExceptionMatches(PyExc_MemoryError)) {
+        untold = std::move(error);
+        owed = true;
     }
     return -1;
 }
@@ -242,8 +259,7 @@ NB_MODULE(_core, m) {
         } catch (const Error& error) {
             set_error(error);
         } catch (const std::bad_alloc&) {
-            set_error(Error(Failure::kResourceExhausted,
-                            "This process has no memory left for the result or its sorting"));
+            set_no_memory("This process has no memory left for the result or its sorting");
         }
     });
 

@@ -130,7 +130,7 @@ class RoundBlock {
     void start() {
         give_up();
         consumed_ = false;
-        taken_ = nb::cast(new RoundResult(true, false), nb::rv_policy::take_ownership);
+        taken_ = give_to_python(std::make_unique<RoundResult>(true, false));
     }
     void give_up() {
         if (serial() != 0) handle().give_up_round(serial());

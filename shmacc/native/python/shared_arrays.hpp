@@ -136,7 +136,12 @@ class ArrayMapping {
                                 static_cast<off_t>(region_offset(region)))
                          : map_private(nullptr, bytes_, file.fd(), region_offset(region));
         if (base_ == MAP_FAILED) mapping_failed(bytes_, errno);
-        if (guarded) guard_.emplace(base_, bytes_, file, region_offset(region), std::move(*guarded));
+        try {
+            if (guarded) guard_.emplace(base_, bytes_, file, region_offset(region), std::move(*guarded));
+        } catch (...) {
+            unmap(base_, bytes_);
+            throw;
+        }
     }
     ~ArrayMapping() {
         guard_.reset();

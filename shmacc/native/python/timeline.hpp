@@ -30,12 +30,15 @@
 // Limits. A step from elsewhere (a queue, another handle) falls under rules 2 and 3: without a read by this handle, its
 // gradients are dropped after a restore. A pool's late gradient of an old timeline is accepted if the pool's dispatcher
 // has meanwhile read the same step in the new one. A current gradient is dropped if another thread reads the step for
-// it, and its own thread last read that very number before the restore: then rule 1 misleads.
+// it, and its own thread last read that very number before the restore: then rule 1 misleads. If a thread outside of a
+// loop reads again in the same timeline, a task or call that has inherited its read inherits this one, too. Then rule 1
+// may miss the gradient's step, and after a restore rule 2 accepts it once the new timeline has come to this step.
 #pragma once
 
 #include <optional>
 
 #include "python/interpreter.hpp"
+#include "segment/caller.hpp"
 
 namespace shmacc {
 
@@ -110,30 +113,45 @@ class Reads {
     static constexpr int64_t kNone = INT64_MIN;
     static constexpr uint64_t kAnothers = UINT64_MAX;
 
-    // The value of a context variable.
+    // The value of a context variable. A copy of a context has the same value, so that a task or another thread may see
+    // it.
     struct Kept {
         Own own;
-        unsigned long thread;  // the thread that may change `own` in place; 0: none, since a task keeps it
+        ThreadNumber thread;  // the thread that has read; kNoThread: a task has
+        std::shared_ptr<Own> latest;  // the last read of that thread, which all that it keeps share; null: a task's
     };
 
     std::optional<Own> record() const {
         const Kept* const kept = variable_ ? variable_->get() : nullptr;
-        return kept && kept->own.serial == serial_ ? std::optional(kept->own) : std::nullopt;
+        if (!kept || kept->own.serial != serial_) return std::nullopt;
+        const StepRead& read = kept->own.read;
+        const StepRead& latest = kept->latest ? kept->latest->read : read;
+        const bool differs = latest.step != read.step || latest.timeline != read.timeline;
+        return differs && kept->thread == this_thread() && !in_loop() ? *kept->latest : kept->own;
     }
-    // A thread changes the value that it keeps in place: Python's ContextVar.set allocates, and crashes if two
-    // allocations in a row fail (3.11 to 3.14; its token is null then). A task may see its creator's value, so it sets
-    // its own.
+    // In one timeline a thread changes in place what it keeps, which takes no memory (see Variable::set) and less time.
+    // In another timeline it sets a new value, since a task or call that has inherited the old one may still compute
+    // from that. If this raises, the thread's own gradients are of the new timeline all the same. A task may see its
+    // creator's value, so it sets its own.
     void keep(const StepRead& read, uint64_t in) noexcept {
         note(read);
         try {
-            const unsigned long thread = in_loop() ? 0 : PyThread_get_thread_ident();
+            const ThreadNumber thread = in_loop() ? kNoThread : this_thread();
             const Own own{serial_, read, in};
             if (!variable_) variable_ = new_variable();
             Kept* const kept = variable_->get();
-            if (kept && thread && kept->thread == thread)
-                kept->own = own;
-            else
-                variable_->set(std::make_unique<Kept>(Kept{own, thread}));
+            std::shared_ptr<Own> latest;
+            if (kept && thread != kNoThread && kept->thread == thread && kept->own.serial == serial_) {
+                *kept->latest = own;
+                if (kept->own.read.timeline == read.timeline) {
+                    kept->own = own;
+                    return;
+                }
+                latest = kept->latest;
+            } else if (thread != kNoThread) {
+                latest = std::make_shared<Own>(own);
+            }
+            variable_->set(std::make_unique<Kept>(Kept{own, thread, std::move(latest)}));
         } catch (nb::python_error&) {
         } catch (const std::exception&) {
         }
@@ -157,17 +175,25 @@ class Reads {
                                            nb::str("shmacc: last step read"));
             get_ = method(made, "get");
             set_ = method(made, "set");
+            const nb::object token = nb::module_::import_("contextvars").attr("Token");
+            token_bytes_ = nb::cast<size_t>(token.attr("__basicsize__")) + kCollectors;
         }
         // Returns what this context holds; null: nothing. The result lives as long as the context holds it.
         Kept* get() const {
             const nb::object found = called(get_, nb::none());
             return found.is_none() ? nullptr : static_cast<Kept*>(PyCapsule_GetPointer(found.ptr(), nullptr));
         }
+        // Python's ContextVar.set makes a token, then changes the context, and crashes if there is memory for neither
+        // (3.11 to 3.14). So this first finds a block for the token, which Python gets when it is free again. (It is
+        // no help if a test makes single allocations fail.)
         void set(std::unique_ptr<Kept> kept) const {
             const nb::object capsule = checked(PyCapsule_New(kept.get(), nullptr, [](PyObject* dropped) {
                 delete static_cast<Kept*>(PyCapsule_GetPointer(dropped, nullptr));
             }));
             kept.release();
+            void* const block = PyObject_Malloc(token_bytes_);
+            if (!block) throw std::bad_alloc();
+            PyObject_Free(block);
             called(set_, capsule);
         }
 
@@ -177,7 +203,9 @@ class Reads {
         static nb::object called(const nb::object& function, const nb::object& argument) {
             return checked(PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr));
         }
+        static constexpr size_t kCollectors = 2 * sizeof(void*);  // the garbage collector's part of an object
         nb::object get_, set_;
+        size_t token_bytes_;
     };
     // Context variables are never freed, since contexts keep what was set in them. So a handle that ends leaves its
     // variable to later handles, in a list that needs no memory: a destructor must not throw.

@@ -30,7 +30,8 @@
 // the exception for another thread's write. What is raised inside a finalizer or a callback, Python prints ("Exception
 // ignored") and drops; the write is undone all the same. In hooks of os.fork that would also break the hook: so
 // `before_fork` undoes the write, and the exception comes after the fork, in the parent. (Hooks that were registered
-// after these may still be hit.) If Python's queue of calls is full, the next use of the library raises it.
+// after these may still be hit.) If Python's queue of calls is full, the next use of the library raises it; also if
+// there is no memory for the exception: then a MemoryError comes first, and the write is undone by then.
 //
 // The handler. (In a thread that has blocked SIGSEGV the kernel ends the process.) The signal is synchronous: the
 // interrupted code is a store into an array, which holds no lock that the handler needs. Other faults, and signals that
@@ -96,6 +97,7 @@ struct ReadOnlyArray {
         bool done;
         std::string how;
     };
+    // Allocates nothing before it has tried everything: without memory for the text, the write is undone all the same.
     Undone undo() const {
         const auto drop = [this](int advice) { return madvise(memory(), bytes, advice) == 0; };
         // Read-only first: a write after that faults, and the next undo_writes undoes it.
@@ -105,28 +107,34 @@ struct ReadOnlyArray {
             drop(MADV_POPULATE_READ);  // if it fails, the pages come when they are read
             return {true, kUndone};
         }
-        std::string failed = std::string(read_only ? "madvise: " : "mprotect: ") + std::strerror(errno);
+        const char* failed = read_only ? "madvise: " : "mprotect: ";
+        int error = errno;
         const bool locked = msync(memory(), bytes, MS_INVALIDATE) != 0 && errno == EBUSY;
         if (locked) munlock(memory(), bytes);  // if it fails, so do the calls below that need it
         bool done = read_only && locked && drop(MADV_DONTNEED);
         const std::shared_ptr<const SegmentFile> open = done ? nullptr : file.lock();
         if (open && open->status().open) {
             done = map_private(memory(), bytes, open->fd(), offset) != MAP_FAILED;
-            failed = std::string("mmap: ") + std::strerror(errno);
+            failed = "mmap: ";
+            error = errno;
         }
+        const int not_locked = locked && mlock(memory(), bytes) != 0 ? errno : 0;
         std::string how = done ? kUndone
-                               : ". The write could not be undone (" + failed +
+                               : std::string(". The write could not be undone (") + failed +
+                                     std::strerror(error) +
                                      "): in this process the array stays as it was written. Close this "
                                      "object, attach again, and read the arrays anew";
-        if (locked && mlock(memory(), bytes) != 0)
-            how += std::string("; its pages are not locked any more (mlock: ") + std::strerror(errno) + ")";
+        if (not_locked)
+            how += std::string("; its pages are not locked any more (mlock: ") + std::strerror(not_locked) +
+                   ")";
         return {done, how};
     }
 };
 
 inline std::atomic<ReadOnlyArray*> read_only_arrays{nullptr};
 inline std::atomic<bool> some_written{false};
-inline std::optional<Error> untold;  // the error of the writes that before_fork has undone
+inline std::optional<Error> untold;  // an error that undo_writes has still to return
+inline bool owed = false;  // there was no memory for a write's error, which the next use of the library raises
 inline bool forking = false;  // Python runs hooks of a fork
 inline std::atomic<const struct sigaction*> handler_before{nullptr};
 inline int (*raise_written)(void*) = nullptr;  // calls undo_writes and sets Python's error (module.cpp)
@@ -202,24 +210,36 @@ inline void on_fault(int number, siginfo_t* info, void* context) {
 }
 
 // Undoes what this process has written to read-only arrays since the last call. Returns the error that reports it;
-// nullopt: nothing was written. Needs the GIL.
+// nullopt: nothing was written. If there is no memory for an error, throws std::bad_alloc after all arrays were tried;
+// the next call tries those without an error again, and reports them. Needs the GIL.
 inline std::optional<Error> undo_writes() {
     std::optional<Error> told = std::exchange(untold, std::nullopt);
-    if (!some_written.exchange(false)) return told;
+    const bool some = some_written.exchange(false);
+    if (!std::exchange(owed, false) && !some) return told;
     for (ReadOnlyArray* array = read_only_arrays; array; array = array->next) {
         if (!array->written.exchange(false) || array->released) continue;
-        const auto [done, how] = array->undo();
-        const Error error(Failure::kFailedPrecondition, array->name + kInstead + how, {{"_interrupts", 1}});
-        if (!done) *array->spoiled = error.what();
-        if (!told || !done) told = error;
+        try {
+            const auto [done, how] = array->undo();
+            Error error(Failure::kFailedPrecondition, array->name + kInstead + how, {{"_interrupts", 1}});
+            if (!done) *array->spoiled = error.what();
+            if (!told || !done) told = std::move(error);
+        } catch (const std::bad_alloc&) {
+            array->written = owed = true;
+        }
     }
-    return told;
+    if (!owed) return told;
+    untold = std::move(told);
+    throw std::bad_alloc();
 }
 
 // Hooks of os.fork. They do not raise: Python would drop the exception.
 inline void before_fork() {
-    untold = undo_writes();
     forking = true;
+    try {
+        untold = undo_writes();
+    } catch (const std::bad_alloc&) {
+        some_written = true;  // after_fork_in_parent asks again
+    }
 }
 inline void after_fork_in_parent() {
     forking = false;
