@@ -215,6 +215,6 @@ class Handle : public HandleRounds {
     nb::object on_repeat_ = nb::none();
 };
 
-inline nb::object OpenHandle::object() const { return nb::find(static_cast<const Handle*>(this)); }
+inline void OpenHandle::note_object() { object_.find(static_cast<const Handle*>(this)); }
 
 }  // namespace shmacc

@@ -60,6 +60,23 @@ inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0)))
 // name.
 inline nb::object method(nb::handle object, const char* name) { return object.attr(name); }
 
+// The Python object of a C++ object that stays in a list until its destructor, for those who find it there. This counts
+// as no reference. `nb::find` will not do: while Python destroys an object, weak references call back before the
+// destructor, and nanobind would make a second Python object then, which would outlive the C++ object.
+class OwnObject {
+  public:
+    // Call it while Python uses the object.
+    template <class T>
+    void find(const T* owner) {
+        object_ = nb::find(owner).ptr();
+    }
+    // Returns a reference; an invalid one if Python is destroying the object, or if it has not been found.
+    nb::object get() const { return object_ && Py_REFCNT(object_) > 0 ? nb::borrow(object_) : nb::object(); }
+
+  private:
+    PyObject* object_ = nullptr;
+};
+
 // These replace nanobind's casters for std::tuple and std::vector, which allocate Python objects on the stable ABI,
 // report a lack of memory as a wrong type, and are `noexcept`.
 template <class... T, size_t... i>

@@ -35,6 +35,7 @@ class RoundBlock {
 
     // The rounds whose blocks have begun and not ended.
     static const std::vector<RoundBlock*>& all_open() { return open_; }
+    const OwnObject& object() const { return object_; }
     const nb::object& handle_object() const { return handle_; }
     const nb::object& taken() const { return taken_; }
     const nb::object& given() const { return given_; }
@@ -69,6 +70,7 @@ class RoundBlock {
             if (round().half_updated()) Handle::recover_parameters(round().half_updated(), deadline);
             given_ = make_(taken_);
             if (caller && caller->has_left()) throw Error(Failure::kCancelled, kLeft);
+            object_.find(this);
             open_.push_back(this);
             return given_;
         } catch (...) {
@@ -148,6 +150,7 @@ class RoundBlock {
     nb::object taken_;
     nb::object given_;  // the result that `make` returned for taken_
     bool consumed_ = false;
+    OwnObject object_;
 
     static inline std::vector<RoundBlock*> open_;  // the GIL guards it
 };
