@@ -203,7 +203,8 @@ class Handle : public HandleRounds {
         const bool added = apply_without_gil(segment, request);
         if (!added) reads_.told(request.local_step, request.behind);
         if (request.repeated && request.local_step == kNeverStale && !on_repeat_.is_none())
-            std::exchange(on_repeat_, nb::none())(request.contributors.front());
+            called(std::exchange(on_repeat_, nb::none()),
+                   checked(PyLong_FromLongLong(request.contributors.front())));
         return added;
     }
     bool apply_without_gil(OpenSegment& segment, ApplyRequest& request) {

@@ -56,9 +56,44 @@ inline nb::object checked(PyObject* made) {
 inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
 inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
-// An object's method, to call it: `object.attr(name)(...)` would pass on a null pointer if there is no memory for the
-// name.
-inline nb::object method(nb::handle object, const char* name) { return object.attr(name); }
+// When a thread asks for the GIL while the interpreter shuts down, Python unwinds the thread's stack, which no
+// destructor survives. Such a thread sleeps here instead until the process is gone.
+[[noreturn]] inline void sleep_until_the_end() {
+    for (;;) pause();  // never returns: the catch block that called this must not end and rethrow
+}
+
+// Calls a C function that throws nothing itself, but may ask for the GIL. The call must make no object that has a
+// destructor.
+template <class Call>
+auto call_python(Call call) {
+    try {
+        return call();
+    } catch (...) {
+        sleep_until_the_end();
+    }
+}
+
+// These may run Python code, so Python may unwind the thread (call_python). nanobind's own calls have temporary
+// objects, whose destructors would then drop references without the GIL; and `object.attr(name)(...)` passes on a null
+// pointer if there is no memory for the name.
+template <class... Arguments>
+nb::object called(nb::handle function, const Arguments&... arguments) {
+    return checked(call_python(
+        [&] { return PyObject_CallFunctionObjArgs(function.ptr(), arguments.ptr()..., nullptr); }));
+}
+inline nb::object method(nb::handle object, const char* name) {
+    return checked(call_python([&] { return PyObject_GetAttrString(object.ptr(), name); }));
+}
+inline nb::object imported(const char* module) {
+    return checked(call_python([&] { return PyImport_ImportModule(module); }));
+}
+// Returns `otherwise` after any error.
+inline nb::object attribute_or(nb::handle object, const char* name, nb::object otherwise) {
+    PyObject* const found = call_python([&] { return PyObject_GetAttrString(object.ptr(), name); });
+    if (found) return nb::steal(found);
+    PyErr_Clear();
+    return otherwise;
+}
 
 // The Python object of a C++ object that stays in a list until its destructor, for those who find it there. This counts
 // as no reference. `nb::find` will not do: while Python destroys an object, weak references call back before the
@@ -106,22 +141,6 @@ inline bool finalizing() {
 #endif
 }
 
-// When a thread asks for the GIL while the interpreter shuts down, Python unwinds the thread's stack, which no
-// destructor survives. Such a thread sleeps here instead until the process is gone.
-[[noreturn]] inline void sleep_until_the_end() {
-    for (;;) pause();  // never returns: the catch block that called this must not end and rethrow
-}
-
-// Calls a C function that throws nothing itself, but may ask for the GIL.
-template <class Call>
-auto call_python(Call call) {
-    try {
-        return call();
-    } catch (...) {
-        sleep_until_the_end();
-    }
-}
-
 // Whether this is Python's only thread; false if that cannot be known. Does not clear Python's error.
 inline bool is_only_thread() {
     static PyObject* const frames = PySys_GetObject("_current_frames");
@@ -156,7 +175,7 @@ class WithoutGil {
         const Origin origin;
         const bool released = state_ != nullptr;
         if (released) take_gil(state_);
-        const bool raised = PyErr_CheckSignals() != 0;
+        const bool raised = call_python(PyErr_CheckSignals) != 0;
         std::optional<nb::python_error> error;
         if (raised) error.emplace();
         alone_ = is_only_thread();

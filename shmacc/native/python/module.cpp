@@ -131,7 +131,8 @@ void set_error(const Error& error) {
     PyObject* type = error_classes[static_cast<int>(error.failure())];
     const nb::object message = nb::steal(in_python(error.what()));
     if (!message) return;
-    nb::object made = nb::steal(PyObject_CallFunctionObjArgs(type, message.ptr(), nullptr));
+    nb::object made = nb::steal(
+        call_python([&] { return PyObject_CallFunctionObjArgs(type, message.ptr(), nullptr); }));
     if (!made) return;
     for (const auto& [name, value] : error.fields()) {
         const nb::object number = nb::steal(PyLong_FromLongLong(value));

@@ -134,7 +134,7 @@ class OpenHandle {
         // first: it runs Python, which may raise, or close the handle.
         if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
             note_object();
-            method(nb::module_::import_("shmacc._segment.exit_hooks"), "used_in_child")(object_.get());
+            called(method(imported("shmacc._segment.exit_hooks"), "used_in_child"), object_.get());
             segment().check_file();
         }
         segment_->adopt();

@@ -144,16 +144,16 @@ class Reads {
         if (!running) {
             PyObject* const events = PyDict_GetItemString(PyImport_GetModuleDict(), "asyncio.events");
             if (!events) return false;
-            running = new nb::object(nb::borrow(events).attr("_get_running_loop"));
+            running = new nb::object(method(events, "_get_running_loop"));
         }
-        return !nb::object(checked(PyObject_CallFunctionObjArgs(running->ptr(), nullptr))).is_none();
+        return !called(*running).is_none();
     }
 
     // A context variable. The stable ABI has no functions for it, so its methods are looked up once.
     class Variable {
       public:
         Variable() {
-            const nb::object made = called(method(nb::module_::import_("contextvars"), "ContextVar"),
+            const nb::object made = called(method(imported("contextvars"), "ContextVar"),
                                            nb::str("shmacc: last step read"));
             get_ = method(made, "get");
             set_ = method(made, "set");
@@ -174,9 +174,6 @@ class Reads {
         Variable* next_free = nullptr;
 
       private:
-        static nb::object called(const nb::object& function, const nb::object& argument) {
-            return checked(PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr));
-        }
         nb::object get_, set_;
     };
     // Context variables are never freed, since contexts keep what was set in them. So a handle that ends leaves its
