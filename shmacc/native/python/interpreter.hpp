@@ -154,6 +154,24 @@ inline void take_gil(PyThreadState* state) {
     call_python([state] { PyEval_RestoreThread(state); });
 }
 
+// Python's main thread, which alone runs signal handlers, as it was when this module was imported. Mostly it is the
+// process's first thread; but a program that embeds Python may run it in another one. In a forked child it is the first
+// thread, whichever thread has forked.
+class MainThread {
+  public:
+    void find() {
+        const nb::object found = nb::module_::import_("threading").attr("main_thread")();
+        number_ = nb::cast<unsigned long>(found.attr("ident"));
+        process_ = Origin();
+    }
+    bool is_this() const { return number_ == PyThread_get_thread_ident() && process_.is_here(); }
+
+  private:
+    unsigned long number_ = 0;  // of no thread
+    Origin process_;
+};
+inline MainThread main_thread;
+
 // Releases the GIL while it exists, but not in the thread that shuts the interpreter down: `take_gil` could not
 // distinguish that thread from others. And no other thread could use the GIL meanwhile.
 class WithoutGil {
@@ -165,10 +183,11 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
-    // In the main thread: takes the GIL, runs signal handlers, and passes on their exceptions. If a handler has forked,
-    // this throws in the child, which must not continue its parent's call.
+    // In Python's main thread: takes the GIL, runs signal handlers, and passes on their exceptions. If a handler has
+    // forked, this throws in the child, which must not continue its parent's call.
     void check_signals() {
-        if (getpid() != gettid()) {
+        const bool first = getpid() == gettid();
+        if (!first && !main_thread.is_this()) {
             alone_ = true;  // this thread runs no handlers
             return;
         }
@@ -178,7 +197,7 @@ class WithoutGil {
         const bool raised = call_python(PyErr_CheckSignals) != 0;
         std::optional<nb::python_error> error;
         if (raised) error.emplace();
-        alone_ = is_only_thread();
+        alone_ = first && is_only_thread();
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
         if (!origin.is_here())
@@ -188,7 +207,7 @@ class WithoutGil {
     }
 
     // Whether the signals that `check_signals` handles interrupt this thread's system calls. The kernel delivers a
-    // process's signals to its main thread; but another Python thread may send a signal to itself, or simulate one.
+    // process's signals to its first thread; but another Python thread may send a signal to itself, or simulate one.
     bool signals_come_here() const { return alone_; }
 
   private:

@@ -231,6 +231,7 @@ NB_MODULE(_core, m) {
     refuse_without_gil();
     nb::set_leak_warnings(false);  // handles may outlive the interpreter in daemon threads
     nb::module_ errors = nb::module_::import_("shmacc.errors");
+    main_thread.find();
     nb::module_::import_("contextvars");  // timeline.hpp needs it where no Python may run
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();
