@@ -260,15 +260,16 @@ LINGERS: Final = """
     import builtins
     builtins.lingers = Lingers()
     begun = []
+    def work(*_):
+        begun.append(True)
+        while True:
+            time.sleep(0.001)
 """
 # At the end, Python exits a thread that asks for the GIL; in these cases, in the extension.
 LETS_GO: Final = {
     "the text of an exception": """
     class Slow(Exception):
-        def __str__(self):
-            begun.append(True)
-            while True:
-                time.sleep(0.001)
+        __str__ = work
     acc = shmacc.attach("acc")
     daemon(lambda: acc.__exit__(Slow, Slow(), None))
 """,
@@ -283,12 +284,40 @@ LETS_GO: Final = {
                 begun.append(True)
     daemon(apply)
 """,
+    "a coroutine of a round": """
+    async def coroutine():
+        work()
+    block = shmacc._core.RoundBlock(shmacc.attach("acc")._handle, work, 1, 1, None, True)
+    daemon(shmacc._core.Guarded(coroutine(), block).__next__)
+""",
+    "a generator that is a block": """
+    def generate():
+        work()
+        yield
+    daemon(shmacc._core.GeneratorBlock(generate()).__enter__)
+""",
+    "a first read of the step": """
+    import contextvars
+    acc = shmacc.attach("acc")
+    contextvars.ContextVar = work
+    daemon(lambda: acc.global_step)
+""",
+    "an attribute of an exception": """
+    class Slow(Exception):
+        __getattr__ = work
+    acc = shmacc.attach("acc")
+    daemon(lambda: acc.__exit__(Slow, Slow(), None))
+""",
 }
 
 
 @pytest.mark.usefixtures("acc")
 @pytest.mark.parametrize("call", LETS_GO)
-def test_a_program_ends_while_a_daemon_thread_is_in_python_code(call: str) -> None:
+def test_a_program_ends_while_a_daemon_thread_is_in_python_code(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python then sees that memory is freed without the GIL, and aborts.
+    monkeypatch.setenv("PYTHONMALLOC", "debug")
     script = LINGERS + LETS_GO[call] + "\n    until(lambda: begun)\n" + END
     status, _, complaints = run(script)
     assert status == STATUS, complaints

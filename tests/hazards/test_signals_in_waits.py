@@ -1,18 +1,22 @@
 """A signal handler that raises ends any wait at once, and nothing has changed."""
 
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, Never
 
 import pytest
 from helpers import segment_layout as layout
 from helpers.apart import Apart, Pipe, apart
 from helpers.lock_holder import activity, held, sleeps, stopped_head
-from helpers.support import AlarmError, soon, until
+from helpers.support import AlarmError, run_to_end, soon, until
 
 import shmacc
 from shmacc import ConditionalAccumulator, SparseConditionalAccumulator, errors, inspection
@@ -302,3 +306,68 @@ def test_a_function_that_replaced_current_frames_is_dropped_after_the_wait() -> 
             assert frames.called
             del frames
             assert gone() is None
+
+
+# Preloaded, it runs a program in a thread that is not the process's first.
+IN_ANOTHER_THREAD: Final = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+typedef int Main(int, char **, char **);
+static Main *program;
+static int count;
+static char **words, **environment;
+static void *run(void *unused) { exit(program(count, words, environment)); }
+static int start(int argc, char **argv, char **given) {
+    pthread_t thread;
+    count = argc, words = argv, environment = given;
+    return pthread_create(&thread, NULL, run, NULL) || pthread_join(thread, NULL);
+}
+int __libc_start_main(Main *main, int argc, char **argv, void *a, void *b, void *c, void *d) {
+    program = main;
+    int (*next)(Main *, int, char **, void *, void *, void *, void *);
+    next = dlsym(RTLD_NEXT, "__libc_start_main");
+    return next(start, argc, argv, a, b, c, d);
+}
+"""
+EMBEDDED: Final = """
+import os, signal, sys, threading, time
+import shmacc
+
+assert threading.current_thread() is threading.main_thread()
+assert threading.get_native_id() != os.getpid()
+
+class Alarm(Exception):
+    pass
+
+def handler(*_):
+    raise Alarm
+
+signal.signal(signal.SIGALRM, handler)
+with shmacc.attach("acc") as acc:
+    for wait in (acc.take, acc.wait_step):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        begun = time.monotonic()
+        try:
+            wait(2, timeout=5)
+        except Alarm:
+            print(wait.__name__, time.monotonic() - begun < 5)
+"""
+
+
+@pytest.mark.beyond_asan  # AddressSanitizer's library must be loaded first
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.usefixtures("acc")
+def test_a_signal_ends_waits_of_pythons_main_thread_in_another_than_the_first(
+    tmp_path: Path,
+) -> None:
+    """A program that embeds Python may start it in any thread."""
+    (tmp_path / "start.c").write_text(IN_ANOTHER_THREAD, encoding="ascii")
+    command = ["cc", "-shared", "-fPIC", "-o", "start.so", "start.c", "-pthread"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    ran = run_to_end(
+        [sys.executable, "-P", "-c", EMBEDDED],
+        env={**os.environ, "LD_PRELOAD": str(tmp_path / "start.so")},
+    )
+    assert ran.stdout.split() == ["take", "True", "wait_step", "True"]

@@ -1,4 +1,7 @@
-"""The library works under interpreters with -O, -OO, -W error, -X dev, and without a GIL."""
+"""The library works under interpreters with -O, -OO, -W error, -X dev, and without a GIL.
+
+And beside other extensions.
+"""
 
 import subprocess
 import sys
@@ -166,3 +169,35 @@ def test_a_sub_interpreter_is_refused_and_does_no_harm(*, first: bool, tmp_path:
     assert all(ours[:4])  # Python itself may refuse in isolated interpreters
     said = ["3.0"] * first + ["isolated False", "3.0", "isolated True", "3.0", "3.0"]
     assert [line for line in lines if line not in refusals] == said
+
+
+_REGISTRIES: Final = """
+    import ctypes
+
+    import numpy
+
+    interpreter = ctypes.pythonapi.PyInterpreterState_Get
+    of_extensions = ctypes.pythonapi.PyInterpreterState_GetDict
+    interpreter.restype = of_extensions.restype = ctypes.c_void_p
+    of_extensions.argtypes = [ctypes.c_void_p]
+
+
+    def registries():
+        kept = ctypes.cast(of_extensions(interpreter()), ctypes.py_object).value
+        return {key for key in kept if isinstance(key, str) and "nb_internals" in key}
+
+
+    before = registries()
+    import shmacc
+
+    shmacc.ConditionalAccumulator("f4", ()).close()
+    print(*(registries() - before))
+"""
+
+
+def test_the_extension_has_a_registry_of_nanobind_to_itself(tmp_path: Path) -> None:
+    """Extensions whose registries have one name share it, with its types and error translators."""
+    ran = _run(tmp_path, program=_REGISTRIES)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    [name] = ran.stdout.split()
+    assert name.endswith("_shmacc__")

@@ -6,12 +6,14 @@ parameter; then the update is called without this member.
 """
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.apart import run_apart
 from helpers.support import update_once
 
 import shmacc
@@ -233,3 +235,30 @@ def test_an_update_needs_just_one_open_round(params: Parameters, group: Accumula
             left = {"v": taken["v"]}
             params.skip(taken)
     refused(left)
+
+
+def _update_while_its_block_goes() -> tuple[int, str]:
+    """Update in a callback of a weak reference to a round's block that Python is destroying."""
+    seen: list[tuple[int, str]] = []
+
+    def update() -> None:
+        with pytest.raises(errors.FailedPreconditionError) as caught:
+            params.update(taken)
+        seen.append((len(_core.open_rounds()), str(caught.value)))
+
+    with made() as params, AccumulatorGroup(params.member_specs(), GROUP) as group:
+        group.apply({"w": np.ones(3)}, 0)
+        block = group.round(1)
+        taken = block.__enter__()
+        weakref.finalize(block, update)
+        del block
+        assert update_once(params, group, {"w": np.ones(3)})  # both gradients: the round has ended
+        assert params["w"].tolist() == [-1] * 3
+    [only] = seen
+    return only
+
+
+def test_an_update_does_not_find_a_round_whose_block_is_being_destroyed() -> None:
+    found, complaint = run_apart(_update_while_its_block_goes)
+    assert found == 0
+    assert "not of a round that this process has open" in complaint

@@ -24,7 +24,7 @@ inline nb::object failed_by(nb::handle error) {
     nb::object cause = nb::borrow(error);
     for (int seen = 0; seen < kMost; ++seen) {
         if (!PyErr_GivenExceptionMatches(cause.ptr(), PyExc_SystemExit)) return cause;
-        if (!PyLong_Check(nb::object(nb::getattr(cause, "code", nb::none())).ptr())) return cause;
+        if (!PyLong_Check(attribute_or(cause, "code", nb::none()).ptr())) return cause;
         nb::object handled = nb::steal(PyException_GetContext(cause.ptr()));
         if (!handled || handled.ptr() == parents_exception) return cause;
         cause = std::move(handled);
@@ -74,12 +74,15 @@ inline std::string describe_exception(nb::handle error) {
 // pickled it, or if a program raises it again after it has attached anew.
 inline bool is_known(nb::handle error, uint64_t stay) {
     constexpr const char* kFailedIn = "_shmacc_failed_in";
-    const nb::object before = nb::getattr(error, kFailedIn, nb::make_tuple());
+    const nb::object before = attribute_or(error, kFailedIn, nb::make_tuple());
     const nb::int_ here(stay);
-    if (PySequence_Contains(before.ptr(), here.ptr()) == 1) return true;
+    if (call_python([&] { return PySequence_Contains(before.ptr(), here.ptr()); }) == 1) return true;
     PyErr_Clear();  // if an attribute of that name is no sequence
-    const nb::object after = nb::steal(PySequence_Concat(before.ptr(), nb::make_tuple(here).ptr()));
-    if (!after || PyObject_SetAttrString(error.ptr(), kFailedIn, after.ptr()) != 0) PyErr_Clear();
+    const nb::tuple added = nb::make_tuple(here);
+    const nb::object after = nb::steal(
+        call_python([&] { return PySequence_Concat(before.ptr(), added.ptr()); }));
+    if (!after || call_python([&] { return PyObject_SetAttrString(error.ptr(), kFailedIn, after.ptr()); }) != 0)
+        PyErr_Clear();
     return false;
 }
 

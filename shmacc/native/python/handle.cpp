@@ -134,9 +134,10 @@ Raises:
 
     m.def("open_rounds", [] {
         std::vector<nb::object> all;  // first, since making a list may collect garbage, and so end rounds
-        for (RoundBlock* const block : RoundBlock::all_open()) all.push_back(nb::find(block));
+        for (RoundBlock* const block : RoundBlock::all_open()) all.push_back(block->object().get());
         nb::list found = new_list();
-        for (nb::object& block : all) found.append(BlockAccess(std::move(block)));
+        for (nb::object& block : all)
+            if (block.is_valid()) found.append(BlockAccess(std::move(block)));
         return found;
     });
 

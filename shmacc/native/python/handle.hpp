@@ -203,7 +203,8 @@ class Handle : public HandleRounds {
         const bool added = apply_without_gil(segment, request);
         if (!added) reads_.told(request.local_step, request.behind);
         if (request.repeated && request.local_step == kNeverStale && !on_repeat_.is_none())
-            std::exchange(on_repeat_, nb::none())(request.contributors.front());
+            called(std::exchange(on_repeat_, nb::none()),
+                   checked(PyLong_FromLongLong(request.contributors.front())));
         return added;
     }
     bool apply_without_gil(OpenSegment& segment, ApplyRequest& request) {
@@ -215,6 +216,6 @@ class Handle : public HandleRounds {
     nb::object on_repeat_ = nb::none();
 };
 
-inline nb::object OpenHandle::object() const { return nb::find(static_cast<const Handle*>(this)); }
+inline void OpenHandle::note_object() { object_.find(static_cast<const Handle*>(this)); }
 
 }  // namespace shmacc

@@ -56,9 +56,61 @@ inline nb::object checked(PyObject* made) {
 inline nb::dict new_dict() { return nb::borrow<nb::dict>(checked(PyDict_New())); }
 inline nb::list new_list() { return nb::borrow<nb::list>(checked(PyList_New(0))); }
 
-// An object's method, to call it: `object.attr(name)(...)` would pass on a null pointer if there is no memory for the
-// name.
-inline nb::object method(nb::handle object, const char* name) { return object.attr(name); }
+// When a thread asks for the GIL while the interpreter shuts down, Python unwinds the thread's stack, which no
+// destructor survives. Such a thread sleeps here instead until the process is gone.
+[[noreturn]] inline void sleep_until_the_end() {
+    for (;;) pause();  // never returns: the catch block that called this must not end and rethrow
+}
+
+// Calls a C function that throws nothing itself, but may ask for the GIL. The call must make no object that has a
+// destructor.
+template <class Call>
+auto call_python(Call call) {
+    try {
+        return call();
+    } catch (...) {
+        sleep_until_the_end();
+    }
+}
+
+// These may run Python code, so Python may unwind the thread (call_python). nanobind's own calls have temporary
+// objects, whose destructors would then drop references without the GIL; and `object.attr(name)(...)` passes on a null
+// pointer if there is no memory for the name.
+template <class... Arguments>
+nb::object called(nb::handle function, const Arguments&... arguments) {
+    return checked(call_python(
+        [&] { return PyObject_CallFunctionObjArgs(function.ptr(), arguments.ptr()..., nullptr); }));
+}
+inline nb::object method(nb::handle object, const char* name) {
+    return checked(call_python([&] { return PyObject_GetAttrString(object.ptr(), name); }));
+}
+inline nb::object imported(const char* module) {
+    return checked(call_python([&] { return PyImport_ImportModule(module); }));
+}
+// Returns `otherwise` after any error.
+inline nb::object attribute_or(nb::handle object, const char* name, nb::object otherwise) {
+    PyObject* const found = call_python([&] { return PyObject_GetAttrString(object.ptr(), name); });
+    if (found) return nb::steal(found);
+    PyErr_Clear();
+    return otherwise;
+}
+
+// The Python object of a C++ object that stays in a list until its destructor, for those who find it there. This counts
+// as no reference. `nb::find` will not do: while Python destroys an object, weak references call back before the
+// destructor, and nanobind would make a second Python object then, which would outlive the C++ object.
+class OwnObject {
+  public:
+    // Call it while Python uses the object.
+    template <class T>
+    void find(const T* owner) {
+        object_ = nb::find(owner).ptr();
+    }
+    // Returns a reference; an invalid one if Python is destroying the object, or if it has not been found.
+    nb::object get() const { return object_ && Py_REFCNT(object_) > 0 ? nb::borrow(object_) : nb::object(); }
+
+  private:
+    PyObject* object_ = nullptr;
+};
 
 // These replace nanobind's casters for std::tuple and std::vector, which allocate Python objects on the stable ABI,
 // report a lack of memory as a wrong type, and are `noexcept`.
@@ -89,22 +141,6 @@ inline bool finalizing() {
 #endif
 }
 
-// When a thread asks for the GIL while the interpreter shuts down, Python unwinds the thread's stack, which no
-// destructor survives. Such a thread sleeps here instead until the process is gone.
-[[noreturn]] inline void sleep_until_the_end() {
-    for (;;) pause();  // never returns: the catch block that called this must not end and rethrow
-}
-
-// Calls a C function that throws nothing itself, but may ask for the GIL.
-template <class Call>
-auto call_python(Call call) {
-    try {
-        return call();
-    } catch (...) {
-        sleep_until_the_end();
-    }
-}
-
 // Whether this is Python's only thread; false if that cannot be known. Does not clear Python's error.
 inline bool is_only_thread() {
     const nb::error_scope before;
@@ -118,6 +154,24 @@ inline void take_gil(PyThreadState* state) {
     call_python([state] { PyEval_RestoreThread(state); });
 }
 
+// Python's main thread, which alone runs signal handlers, as it was when this module was imported. Mostly it is the
+// process's first thread; but a program that embeds Python may run it in another one. In a forked child it is the first
+// thread, whichever thread has forked.
+class MainThread {
+  public:
+    void find() {
+        const nb::object found = nb::module_::import_("threading").attr("main_thread")();
+        number_ = nb::cast<unsigned long>(found.attr("ident"));
+        process_ = Origin();
+    }
+    bool is_this() const { return number_ == PyThread_get_thread_ident() && process_.is_here(); }
+
+  private:
+    unsigned long number_ = 0;  // of no thread
+    Origin process_;
+};
+inline MainThread main_thread;
+
 // Releases the GIL while it exists, but not in the thread that shuts the interpreter down: `take_gil` could not
 // distinguish that thread from others. And no other thread could use the GIL meanwhile.
 class WithoutGil {
@@ -129,20 +183,21 @@ class WithoutGil {
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
-    // In the main thread: takes the GIL, runs signal handlers, and passes on their exceptions. If a handler has forked,
-    // this throws in the child, which must not continue its parent's call.
+    // In Python's main thread: takes the GIL, runs signal handlers, and passes on their exceptions. If a handler has
+    // forked, this throws in the child, which must not continue its parent's call.
     void check_signals() {
-        if (getpid() != gettid()) {
+        const bool first = getpid() == gettid();
+        if (!first && !main_thread.is_this()) {
             alone_ = true;  // this thread runs no handlers
             return;
         }
         const Origin origin;
         const bool released = state_ != nullptr;
         if (released) take_gil(state_);
-        const bool raised = PyErr_CheckSignals() != 0;
+        const bool raised = call_python(PyErr_CheckSignals) != 0;
         std::optional<nb::python_error> error;
         if (raised) error.emplace();
-        alone_ = is_only_thread();
+        alone_ = first && is_only_thread();
         if (released) state_ = PyEval_SaveThread();
         if (error) throw std::move(*error);
         if (!origin.is_here())
@@ -152,7 +207,7 @@ class WithoutGil {
     }
 
     // Whether the signals that `check_signals` handles interrupt this thread's system calls. The kernel delivers a
-    // process's signals to its main thread; but another Python thread may send a signal to itself, or simulate one.
+    // process's signals to its first thread; but another Python thread may send a signal to itself, or simulate one.
     bool signals_come_here() const { return alone_; }
 
   private:

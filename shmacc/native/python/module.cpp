@@ -131,7 +131,8 @@ void set_error(const Error& error) {
     PyObject* type = error_classes[static_cast<int>(error.failure())];
     const nb::object message = nb::steal(in_python(error.what()));
     if (!message) return;
-    nb::object made = nb::steal(PyObject_CallFunctionObjArgs(type, message.ptr(), nullptr));
+    nb::object made = nb::steal(
+        call_python([&] { return PyObject_CallFunctionObjArgs(type, message.ptr(), nullptr); }));
     if (!made) return;
     for (const auto& [name, value] : error.fields()) {
         const nb::object number = nb::steal(PyLong_FromLongLong(value));
@@ -247,6 +248,7 @@ NB_MODULE(_core, m) {
     refuse_without_gil();
     nb::set_leak_warnings(false);  // handles may outlive the interpreter in daemon threads
     nb::module_ errors = nb::module_::import_("shmacc.errors");
+    main_thread.find();
     nb::module_::import_("contextvars");  // timeline.hpp needs it where no Python may run
     for (size_t i = 0; i < std::size(kErrorNames); ++i)
         error_classes[i] = nb::object(errors.attr(kErrorNames[i])).release().ptr();

@@ -133,7 +133,8 @@ class OpenHandle {
         // In a forked child: note this handle, since a child that ends must leave each handle that it has used. Do this
         // first: it runs Python, which may raise, or close the handle.
         if (!(segment_->is_here() && (*segment_)->attached()) && !finalizing()) {
-            method(nb::module_::import_("shmacc._segment.exit_hooks"), "used_in_child")(object());
+            note_object();
+            called(method(imported("shmacc._segment.exit_hooks"), "used_in_child"), object_.get());
             segment().check_file();
         }
         segment_->adopt();
@@ -144,6 +145,7 @@ class OpenHandle {
 
     // Attaches. Returns false if the segment was unlinked, or the name now leads to another one; then start over.
     bool enter(const std::string& path, const std::string& semaphore_path) {
+        note_object();
         intact();
         const OpenSegment::Use use = OpenSegment::for_operation(segment_->shared());
         OpenSegment& segment = *use;
@@ -188,13 +190,15 @@ class OpenHandle {
     }
 
     // Undoes a dead process's unfinished update of the parameters with that token, if this process has them open.
-    // Skips a handle that another thread has made but not entered yet: such a handle has no lock.
+    // Skips a handle that another thread has made but not entered yet, since it has no lock, and one that Python is
+    // destroying.
     static void recover_parameters(uint64_t token, int64_t deadline) {
         std::vector<std::pair<OpenHandle*, nb::object>> found;  // the object keeps the handle alive
         for (OpenHandle* handle : parameters_)
             if (!handle->closed_ && (*handle->segment_)->config().token == token &&
                 (*handle->segment_)->lanes()[0]->lockable())
-                found.emplace_back(handle, handle->object());
+                if (nb::object object = handle->object_.get(); object.is_valid())
+                    found.emplace_back(handle, std::move(object));
         for (const auto& [handle, object] : found) {
             try {
                 handle->run<Update>([&](Update& act) { act.recover(deadline); });
@@ -341,13 +345,14 @@ class OpenHandle {
         if (session.held()) segment.wait_queue().sweep();
         return session.held();
     }
-    nb::object object() const;  // the Python object
+    void note_object();
 
     static inline std::vector<OpenHandle*> parameters_;  // handles of parameters; the GIL guards it
 
     std::atomic<bool> closed_{false};
     std::optional<std::pair<std::string, std::string>> own_names_;  // to be removed by whichever process has the duty
     bool owns_;  // whether this handle has the duty
+    OwnObject object_;
     const Origin maker_;
     const std::shared_ptr<std::string> spoiled_ = std::make_shared<std::string>();
 };

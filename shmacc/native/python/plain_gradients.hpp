@@ -26,7 +26,7 @@ inline void pass_on(nb::python_error& error) {
     if (ends_program) throw nb::python_error();
     if (PyFrameObject* const frame = PyEval_GetFrame()) PyTraceBack_Here(frame);
     const nb::python_error raised;
-    method(nb::module_::import_("shmacc._base.signals"), "pass_on")(raised.value());
+    called(method(imported("shmacc._base.signals"), "pass_on"), raised.value());
 }
 
 // Returns the value as a plain array of that type; None: it is not plain.

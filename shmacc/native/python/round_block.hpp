@@ -35,6 +35,7 @@ class RoundBlock {
 
     // The rounds whose blocks have begun and not ended.
     static const std::vector<RoundBlock*>& all_open() { return open_; }
+    const OwnObject& object() const { return object_; }
     const nb::object& handle_object() const { return handle_; }
     const nb::object& taken() const { return taken_; }
     const nb::object& given() const { return given_; }
@@ -67,8 +68,9 @@ class RoundBlock {
         try {
             handle().open_round(round(), num_required_, at_least_, timeout, raise_departures_, caller);
             if (round().half_updated()) Handle::recover_parameters(round().half_updated(), deadline);
-            given_ = make_(taken_);
+            given_ = called(make_, taken_);
             if (caller && caller->has_left()) throw Error(Failure::kCancelled, kLeft);
+            object_.find(this);
             open_.push_back(this);
             return given_;
         } catch (...) {
@@ -81,7 +83,7 @@ class RoundBlock {
         start();
         consumed_ = handle().take_kept(round());
         if (consumed_) handle().note_taken(round());
-        return consumed_ ? make_(taken_) : nb::none();
+        return consumed_ ? called(make_, taken_) : nb::none();
     }
     // Hands the coroutine the round that a thread has opened for it. Returns false if the round was given up meanwhile.
     bool hold() { return serial() != 0 && handle().hold_round(serial()); }
@@ -148,6 +150,7 @@ class RoundBlock {
     nb::object taken_;
     nb::object given_;  // the result that `make` returned for taken_
     bool consumed_ = false;
+    OwnObject object_;
 
     static inline std::vector<RoundBlock*> open_;  // the GIL guards it
 };
@@ -171,13 +174,16 @@ class Guarded {
     // If the coroutine that awaits this object fails, the object may be dropped before its own coroutine has ended.
     ~Guarded() { drop(); }
     nb::object send(nb::handle value) {
-        return guarded([&] { return method(coroutine_, "send")(value); });
+        return guarded([&] { return called(method(coroutine_, "send"), value); });
     }
     nb::object raise(const nb::args& error) {
-        return guarded([&] { return method(coroutine_, "throw")(*error); });
+        return guarded([&] {
+            const nb::object thrown = method(coroutine_, "throw");
+            return checked(call_python([&] { return PyObject_Call(thrown.ptr(), error.ptr(), nullptr); }));
+        });
     }
     void close() {
-        if (coroutine_.is_valid()) guarded([&] { return method(coroutine_, "close")(); });
+        if (coroutine_.is_valid()) guarded([&] { return called(method(coroutine_, "close")); });
     }
 
     // For Python's garbage collector: a task that waits refers to itself by way of its coroutines.

@@ -19,15 +19,15 @@ class GeneratorBlock {
         if (std::exchange(entered_, true))
             throw Error(Failure::kFailedPrecondition,
                         "This round has been entered already; make another one");
-        return method(generator_, "send")(nb::none());
+        return called(method(generator_, "send"), nb::none());
     }
     // error: the exception that leaves the block, and that Python passes on after this call; or None.
     void exit(nb::handle error, nb::handle traceback) {
         try {
             if (error.is_none())
-                method(generator_, "send")(nb::none());
+                called(method(generator_, "send"), nb::none());
             else
-                method(generator_, "throw")(error);
+                called(method(generator_, "throw"), error);
         } catch (nb::python_error& raised) {
             if (error.is_none() && raised.matches(PyExc_StopIteration)) return;
             const bool wrapped = raised.matches(PyExc_RuntimeError) &&

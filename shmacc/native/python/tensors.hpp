@@ -54,7 +54,9 @@ class Names {
     PyObject* const complex128_ = make("complex128");
 };
 
-inline nb::object attribute(PyObject* of, PyObject* name) { return checked(PyObject_GetAttr(of, name)); }
+inline nb::object attribute(PyObject* of, PyObject* name) {
+    return checked(call_python([=] { return PyObject_GetAttr(of, name); }));
+}
 
 // Returns a tensor's array. null: the value is no tensor of torch's own class with that type (NumPy's type number), or
 // requires grad. The array keeps the tensor alive, and torch resizes no tensor that has an array.
@@ -70,7 +72,7 @@ inline nb::object array_of_tensor(PyObject* value, int type_number) {
     if (attribute(value, names.requires_grad).ptr() != Py_False ||
         attribute(value, names.dtype).ptr() != PyDict_GetItem(has, dtype))
         return {};
-    return checked(PyObject_CallMethodObjArgs(value, names.numpy, nullptr));
+    return checked(call_python([&] { return PyObject_CallMethodObjArgs(value, names.numpy, nullptr); }));
 }
 
 // Returns the array of another package's object if NumPy reads it by its buffer; else null. Refuses subclasses of
@@ -78,8 +80,8 @@ inline nb::object array_of_tensor(PyObject* value, int type_number) {
 inline nb::object array_of_buffer(PyObject* value) {
     if (!PyObject_CheckBuffer(value) || PyArray_Check(value)) return {};
     if (!PyObject_HasAttr(reinterpret_cast<PyObject*>(Py_TYPE(value)), Names::get().array)) return {};
-    const nb::object memory = checked(PyMemoryView_FromObject(value));
-    return checked(PyArray_FROM_O(memory.ptr()));
+    const nb::object memory = checked(call_python([=] { return PyMemoryView_FromObject(value); }));
+    return checked(call_python([&] { return PyArray_FROM_O(memory.ptr()); }));
 }
 
 }  // namespace shmacc

@@ -162,21 +162,21 @@ class Reads {
         if (!running) {
             PyObject* const events = PyDict_GetItemString(PyImport_GetModuleDict(), "asyncio.events");
             if (!events) return false;
-            running = new nb::object(nb::borrow(events).attr("_get_running_loop"));
+            running = new nb::object(method(events, "_get_running_loop"));
         }
-        return !nb::object(checked(PyObject_CallFunctionObjArgs(running->ptr(), nullptr))).is_none();
+        return !called(*running).is_none();
     }
 
     // A context variable. The stable ABI has no functions for it, so its methods are looked up once.
     class Variable {
       public:
         Variable() {
-            const nb::object made = called(method(nb::module_::import_("contextvars"), "ContextVar"),
+            const nb::object made = called(method(imported("contextvars"), "ContextVar"),
                                            nb::str("shmacc: last step read"));
             get_ = method(made, "get");
             set_ = method(made, "set");
-            const nb::object token = nb::module_::import_("contextvars").attr("Token");
-            token_bytes_ = nb::cast<size_t>(token.attr("__basicsize__")) + kCollectors;
+            const nb::object token = method(imported("contextvars"), "Token");
+            token_bytes_ = nb::cast<size_t>(method(token, "__basicsize__")) + kCollectors;
         }
         // Returns what this context holds; null: nothing. The result lives as long as the context holds it.
         Kept* get() const {
@@ -200,9 +200,6 @@ class Reads {
         Variable* next_free = nullptr;
 
       private:
-        static nb::object called(const nb::object& function, const nb::object& argument) {
-            return checked(PyObject_CallFunctionObjArgs(function.ptr(), argument.ptr(), nullptr));
-        }
         static constexpr size_t kCollectors = 2 * sizeof(void*);  // the garbage collector's part of an object
         nb::object get_, set_;
         size_t token_bytes_;

@@ -283,8 +283,9 @@ inline bool stand_guard() {
     const struct sigaction* const before = handler_before;
     if (before && !nobodys) return true;
     if (!before) {
-        const nb::object hooked = method(nb::module_::import_("os"), "register_at_fork");
-        checked(PyObject_Call(hooked.ptr(), nb::tuple().ptr(), fork_hooks));
+        const nb::object hooked = method(imported("os"), "register_at_fork");
+        const nb::tuple nothing;
+        checked(call_python([&] { return PyObject_Call(hooked.ptr(), nothing.ptr(), fork_hooks); }));
     }
     // A new object each time, since a handler may be reading the old one.
     if (!before || before->sa_flags != now.sa_flags || before->sa_handler != now.sa_handler)
