@@ -18,6 +18,7 @@ from multiprocessing import (
     context,
     forkserver,
     popen_fork,
+    popen_forkserver,
     popen_spawn_posix,
     process,
     reduction,
@@ -94,13 +95,23 @@ class _Popen(popen_spawn_posix.Popen):
                 [*self._fds, tracker, read, written],
                 setpgroup=0,
             )
-            with open(data_end, "wb", closefd=False) as file:
-                file.write(data.getbuffer())
+            # With its own end to read from, this process would wait for a child that is dead.
+            ends = [self.sentinel, data_end]
+            _close(written, read)
+            try:
+                with open(data_end, "wb", closefd=False) as file:
+                    file.write(data.getbuffer())
+            except BrokenPipeError:  # it was killed before it read all: its end tells the rest
+                _fetch_sigpipe()
         except BaseException:
             _close(*ends)
             raise
         self.finalizer = util.Finalize(self, _close, (self.sentinel, data_end))
-        _close(written, read)
+
+
+def _fetch_sigpipe() -> None:
+    """Fetch the signal of a failed write; `Starter.start` blocks it, as it may end the program."""
+    signal.sigtimedwait({signal.SIGPIPE}, 0)
 
 
 class _SpawnedProcess(context.SpawnProcess):
@@ -111,6 +122,25 @@ class _SpawnedProcess(context.SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802  multiprocessing's name
         return _Popen(process_obj)
+
+
+class _ServedPopen(popen_forkserver.Popen):
+    """A process that a forkserver forks."""
+
+    def _launch(self, process_obj: Any) -> None:
+        try:
+            super()._launch(process_obj)  # type: ignore[misc]
+        except BrokenPipeError:
+            _fetch_sigpipe()
+            if self.finalizer is None:  # the forkserver has ended
+                raise
+            self.pid = forkserver.read_signed(self.sentinel)  # as above
+
+
+class _ServedProcess(context.ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  as above
+        return _ServedPopen(process_obj)
 
 
 class Starter:
@@ -145,7 +175,8 @@ class Starter:
                 "context='forkserver' starts a Python, and a frozen program has none: use 'spawn', "
                 "with multiprocessing.freeze_support(), or 'fork'"
             )
-        self._class: Any = _SpawnedProcess if method == "spawn" else found.Process
+        own = {"spawn": _SpawnedProcess, "forkserver": _ServedProcess}
+        self._class: Any = own.get(method, found.Process)
         _check_callable(calls)
         _check_may_have_children()
         self._program = None if method == "fork" or not imports else _program_for(calls)
@@ -161,7 +192,8 @@ class Starter:
         if self.by_forkserver:  # a forkserver lives on, and passes its mask to children
             with masked(signal.SIG_SETMASK, surroundings.mask):
                 forkserver.ensure_running()
-        with masked(signal.SIG_BLOCK, BY_DEFAULT):  # until the child is ready for them
+        # Until the child is ready for the signals. For SIGPIPE see `_fetch_sigpipe`.
+        with masked(signal.SIG_BLOCK, BY_DEFAULT | {signal.SIGPIPE}):
             try:
                 started.start()
             except OSError as error:

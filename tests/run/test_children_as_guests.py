@@ -1,0 +1,56 @@
+"""A run sees how children end, and goes on, where they or the caller do what programs seldom do."""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+from helpers.guest import TESTS, Guests, every_way, fork_and_command, prefixed
+
+_PTRACE_SEIZE: Final = 0x4206
+_WALL: Final = 0x40000000  # wait for any child, and for what is traced
+
+
+def beginning_with(code: str, guest: Guests) -> dict[str, str]:
+    """Let each Python of a program begin with this code; return the environment for that."""
+    (guest.folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": f"{TESTS}:{guest.folder}"}
+
+
+# Children that end in an unusual way
+
+# A forkserver begins with it, too, and kills its first child right after the fork.
+KILLED_EARLY: Final = """
+import os
+def kill_once():
+    from helpers.guest_program import once
+    if once("killed"):
+        os.kill(os.getpid(), 9)
+if os.environ["GUEST_WAY"] == "forkserver":
+    os.register_at_fork(after_in_child=kill_once)
+elif os.environ.get("SHMACC_ROLE") == "chief":
+    kill_once()
+"""
+
+
+@pytest.mark.parametrize("action", ["SIG_IGN", "SIG_DFL"])
+@pytest.mark.parametrize("way", ["spawn", "forkserver"])
+def test_a_child_that_is_killed_before_it_reads_its_arguments_is_started_again(
+    way: str, action: str, guest: Guests
+) -> None:
+    """Nobody reads the pipe any more, which is smaller than the arguments."""
+    program = guest(
+        "def lead(given): return len(given)",
+        f"""
+        signal.signal(signal.SIGPIPE, signal.{action})
+        start(lead, args=(bytes(1_000_000),))
+        """,
+        way=way,
+        env=beginning_with(KILLED_EARLY, guest),
+    )
+    ended = program.ends()
+    assert ended["result"] == 1_000_000
+    assert "was killed by SIGKILL, and is started again (1 of 3)" in ended.err
