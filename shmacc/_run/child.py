@@ -199,17 +199,22 @@ def _from_parent(duplicate: Any, parents: str) -> Answer:
 def main(packed: Packed, surroundings: Surroundings, answer: Answer) -> None:
     """Make the call in this process, which was just started for it."""
     os.setpgid(0, 0)
+    pid = os.getpid()
     try:
         _set_up(surroundings)
         call = packed.call()
-        _return(call, call.function(*call.args), answer)
+        result = call.function(*call.args)
+        if os.getpid() == pid:  # else it is a fork of the child
+            _return(call, result, answer)
     except SystemExit:
         raise  # its exit status is the outcome
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # no traceback: the parent shows its own
-    except BaseException as error:  # noqa: BLE001  the parent shows it
+    except BaseException as error:
         _child_errors.keep(error)
-        _raise(error, answer)
+        if os.getpid() != pid:
+            raise
+        _raise(error, answer)  # the parent shows it
         sys.exit(1)
 
 

@@ -54,3 +54,22 @@ def test_a_child_that_is_killed_before_it_reads_its_arguments_is_started_again(
     ended = program.ends()
     assert ended["result"] == 1_000_000
     assert "was killed by SIGKILL, and is started again (1 of 3)" in ended.err
+
+
+@pytest.mark.parametrize("end", ["return 'of the fork'", "raise LookupError('in the fork')"])
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_the_end_of_a_childs_fork_is_not_the_childs(way: str, end: str, guest: Guests) -> None:
+    program = guest(
+        f"""
+        def lead():
+            if once("begun"):
+                if os.fork() == 0:
+                    {end}
+                os.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return "started again"
+        """,
+        "start(lead)",
+        way=way,
+    )
+    assert program.ends()["result"] == "started again"
