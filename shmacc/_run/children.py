@@ -37,6 +37,7 @@ _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 _LOOK = 0.1  # seconds between two looks at signals, and at children without a pidfd
 _KILLED = 10.0  # seconds; a killed process that lives longer hangs in the kernel
 _REPORT = 1.0  # seconds within which a forkserver reports the status of an ended child
+_TRACED = 5.0  # seconds within which a tracer (a debugger, strace) waits for an ended child
 _LOOKED_AT = os.WEXITED | os.WNOWAIT | os.WNOHANG
 _LOST_BY_FORKSERVER = 255  # multiprocessing's status of a child whose forkserver has ended
 _WANTS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -108,10 +109,13 @@ class _Process:
         """Kill the ended process's group; return the process's status, or None if lost."""
         status: int | None = None
         try:
-            end = os.waitid(os.P_PID, self.pid, _LOOKED_AT)
+            end, deadline = os.waitid(os.P_PID, self.pid, _LOOKED_AT), time.monotonic() + _TRACED
+            cleaner.kill_group(self.pid)
+            while end is None and time.monotonic() < deadline:  # a tracer waits for it first
+                time.sleep(_LOOK / 10)
+                end = os.waitid(os.P_PID, self.pid, _LOOKED_AT)
             if end is not None:
                 status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-                cleaner.kill_group(self.pid)
                 os.waitid(os.P_PID, self.pid, os.WEXITED)
         except ChildProcessError:  # a forkserver's child, or reaped by other code
             if self._by_forkserver and connection.wait([self._process.sentinel], _REPORT):

@@ -73,3 +73,32 @@ def test_the_end_of_a_childs_fork_is_not_the_childs(way: str, end: str, guest: G
         way=way,
     )
     assert program.ends()["result"] == "started again"
+
+
+@fork_and_command
+def test_a_run_gets_the_status_of_a_child_that_is_traced(way: str, guest: Guests) -> None:
+    """Its debugger waits for its end a moment later than the run sees the end."""
+    program = guest(
+        """
+        def work(rank):
+            assert once("begun"), "it was started again"
+            mark("worker", os.getpid())
+            marked("traced")
+            os._exit(0)
+        def lead():
+            marked("seen by the tracer")
+        """,
+        way=way,
+        workers=1,
+    )
+    pid = int(program.marked("worker"))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(_PTRACE_SEIZE, pid, None, None) != 0:
+        pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+    program.mark("traced")
+    while "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        time.sleep(0.002)
+    time.sleep(0.3)  # by then the run has seen the end, and was given no status
+    os.waitpid(pid, _WALL)
+    program.mark("seen by the tracer")
+    assert program.ends().err == ""
