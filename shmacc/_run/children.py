@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ _KILLED = 10.0  # seconds; a killed process that lives longer hangs in the kerne
 _REPORT = 1.0  # seconds within which a forkserver reports the status of an ended child
 _TRACED = 5.0  # seconds within which a tracer (a debugger, strace) waits for an ended child
 _LOOKED_AT = os.WEXITED | os.WNOWAIT | os.WNOHANG
-_LOST_BY_FORKSERVER = 255  # multiprocessing's status of a child whose forkserver has ended
+_LOST = 255  # multiprocessing's status of a child whose forkserver has ended
 _WANTS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 _log = logging.getLogger("shmacc")
@@ -119,9 +119,8 @@ class _Process:
                 os.waitid(os.P_PID, self.pid, os.WEXITED)
         except ChildProcessError:  # a forkserver's child, or reaped by other code
             if self._by_forkserver and connection.wait([self._process.sentinel], _REPORT):
-                status = self._process.exitcode
-            if status == _LOST_BY_FORKSERVER:
-                status = None
+                with suppress(OSError, EOFError):  # the forkserver has ended
+                    status = forkserver.read_signed(self._process.sentinel)
             # If a process has this pid now, it is new: the number was free, so the group is gone.
             if not os.path.exists(f"/proc/{self.pid}"):
                 cleaner.kill_group(self.pid)
@@ -130,7 +129,7 @@ class _Process:
     def close(self, status: int | None) -> None:
         """Close the descriptors that `run`'s process holds for this ended process."""
         popen = self._process._popen  # noqa: SLF001  else multiprocessing asks for the status
-        popen.returncode = _LOST_BY_FORKSERVER if status is None else status
+        popen.returncode = _LOST if status is None else status
         self._process.close()
         self.answer.close()
         if self.descriptor is not None:

@@ -102,3 +102,21 @@ def test_a_run_gets_the_status_of_a_child_that_is_traced(way: str, guest: Guests
     os.waitpid(pid, _WALL)
     program.mark("seen by the tracer")
     assert program.ends().err == ""
+
+
+@every_way
+def test_status_255_is_no_kill(way: str, guest: Guests) -> None:
+    program = guest(
+        """
+        def work(rank):
+            assert once("begun"), "it was started again"
+            sys.exit(-1)
+        def lead():
+            time.sleep(600)
+        """,
+        way=way,
+        workers=1,
+        grace=0.1,
+    )
+    ended = program.ends(255 if way == "command" else 1)
+    assert "exited with status 255" in ended.err
