@@ -50,9 +50,12 @@ def execute(
         options: Further options of `os.posix_spawn`.
     """
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, each, each) for each in passed]
+    # posix_spawn closes no descriptor above the limit, which may have been lowered meanwhile.
+    limit = os.sysconf("SC_OPEN_MAX")
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # it is closed by now
-            if descriptor > 2 and descriptor not in passed and os.get_inheritable(descriptor):  # noqa: PLR2004
+            closed = 2 < descriptor < limit and descriptor not in passed  # noqa: PLR2004
+            if closed and os.get_inheritable(descriptor):
                 actions.append((os.POSIX_SPAWN_CLOSE, descriptor))
     actions += options.pop("file_actions", ())
     # Python ignores these signals; the program must not inherit that.

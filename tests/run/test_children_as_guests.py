@@ -120,3 +120,19 @@ def test_status_255_is_no_kill(way: str, guest: Guests) -> None:
     )
     ended = program.ends(255 if way == "command" else 1)
     assert "exited with status 255" in ended.err
+
+
+# Limits of the kernel
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_run_starts_children_beside_a_descriptor_above_the_limit(way: str, guest: Guests) -> None:
+    """The descriptor is a lock's, for example, and the limit was lowered when it was there."""
+    script = 'exec 200>lock; ulimit -n 128; exec "$@"'
+    program = guest(
+        "def lead(): return 1",
+        "start(lead)",
+        way=way,
+        launcher=prefixed("bash", "-c", script, "bash"),
+    )
+    assert program.ends()["result"] == 1
