@@ -254,7 +254,8 @@ def _connect(output: tuple[str, str] | tuple[int, int] | None) -> None:
 
 def _return(call: Call, result: object, answer: Answer) -> None:
     if call.rank >= 0:
-        answer.write("returned", None)  # nobody asks for what a worker returns
+        with suppress(OSError):  # a limit on file sizes: status 0 tells that it has returned
+            answer.write("returned", None)  # nobody asks for what a worker returns
         return
     try:
         answer.write("returned", dumps(result))

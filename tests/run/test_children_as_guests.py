@@ -136,3 +136,20 @@ def test_a_run_starts_children_beside_a_descriptor_above_the_limit(way: str, gue
         launcher=prefixed("bash", "-c", script, "bash"),
     )
     assert program.ends()["result"] == 1
+
+
+def test_a_worker_that_may_write_no_files_has_finished_when_it_returns(guest: Guests) -> None:
+    program = guest(
+        """
+        import resource
+        def work(rank):
+            mark("worker", os.getpid())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        def lead():
+            until(lambda: gone(marked("worker")))
+            return 1
+        """,
+        workers=1,
+    )
+    ended = program.ends()
+    assert (ended["result"], ended.err) == (1, "")
