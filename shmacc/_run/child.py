@@ -228,7 +228,8 @@ def _set_up(surroundings: Surroundings) -> None:
     os.memfd_create(cleaner.MARK + surroundings.environment[cleaner.VARIABLE])
     if surroundings.cpus is not None:
         for thread in os.listdir("/proc/self/task"):  # loaded packages may have threads
-            os.sched_setaffinity(int(thread), surroundings.cpus)
+            with suppress(ProcessLookupError):  # it has ended by now
+                os.sched_setaffinity(int(thread), surroundings.cpus)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if surroundings.parent not in {0, os.getppid()}:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -153,3 +153,22 @@ def test_a_worker_that_may_write_no_files_has_finished_when_it_returns(guest: Gu
     )
     ended = program.ends()
     assert (ended["result"], ended.err) == (1, "")
+
+
+def test_processors_are_given_to_a_child_whose_threads_end_meanwhile(guest: Guests) -> None:
+    program = guest(
+        """
+        def work(rank): mark("processors", sorted(os.sched_getaffinity(0)))
+        def lead(): return marked("processors")
+        """,
+        """
+        listed = os.listdir
+        def with_ended(path="."):
+            return listed(path) + (["1073741824"] if path == "/proc/self/task" else [])
+        os.listdir = with_ended
+        start(lead, work)
+        """,
+        workers=1,
+        cpus="spread",
+    )
+    assert program.ends()["result"] == str(sorted(os.sched_getaffinity(0)))
