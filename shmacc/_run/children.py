@@ -100,8 +100,8 @@ class _Process:
     def handles(self, number: int) -> bool:
         """Return whether the process has a handler for this signal."""
         with suppress(OSError):
-            for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines():
-                if line.startswith("SigCgt:"):
+            for line in Path(f"/proc/{self.pid}/status").read_bytes().splitlines():
+                if line.startswith(b"SigCgt:"):
                     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
         return False
 

@@ -172,3 +172,26 @@ def test_processors_are_given_to_a_child_whose_threads_end_meanwhile(guest: Gues
         cpus="spread",
     )
     assert program.ends()["result"] == str(sorted(os.sched_getaffinity(0)))
+
+
+# Signals of the caller
+
+
+def test_sigusr_goes_to_a_child_whose_name_is_not_ascii(guest: Guests) -> None:
+    program = guest(
+        r"""
+        def lead():
+            signal.signal(signal.SIGUSR1, lambda *_: mark("came"))
+            with open("/proc/self/comm", "wb") as file:
+                file.write(b"donn\xc3\xa9es")
+            os.kill(os.getppid(), signal.SIGUSR1)
+            marked("came")
+            return 1
+        """,
+        """
+        signal.signal(signal.SIGUSR1, lambda *_: tell(came=True))
+        start(lead)
+        """,
+    )
+    ended = program.ends()
+    assert (ended["result"], ended["came"]) == (1, True)
