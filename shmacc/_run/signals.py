@@ -49,6 +49,7 @@ class CallersSignals:
         self.in_haste = False
         self.error: BaseException | None = None
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._asked: list[int] = []
         self._noted: list[int] = []
         self._senders: set[object] = set()
         self._first = 0.0
@@ -125,6 +126,8 @@ class CallersSignals:
         elif sender is None or sender in self._senders or now > self._first + _ANOTHER:
             self.in_haste = True
         self._senders.add(sender)
+        if number not in self._asked:
+            self._asked.append(number)
 
     def _stop(self, children: Iterable[Any]) -> None:
         """Stop the children's groups, which Ctrl-Z does not reach, then this process."""
@@ -147,9 +150,9 @@ class CallersSignals:
         except BaseException as error:  # noqa: BLE001  raised again when the run has ended
             self.error = self.error or error
 
-    def late(self) -> list[int]:
-        """Return the signals that came after the last call of `act`."""
-        return list(dict.fromkeys(self._noted))
+    def owed(self) -> list[int]:
+        """Return the signals that asked for an end, then those that came after the last `act`."""
+        return self._asked + list(dict.fromkeys(self._noted))
 
     def release_in_child(self) -> None:
         """Restore the handlers in a forked child; the child sets its own mask."""
@@ -174,12 +177,18 @@ def callers_signals() -> Iterator[CallersSignals]:
         finally:
             if _held is signals:
                 _held = outer
-            if signals.ended_by:  # even if an error has ended the run meanwhile
-                signal.raise_signal(signals.ended_by)
-            for number in signals.late():
-                signal.raise_signal(number)
+            # Even if an error has ended the run meanwhile, or the handler of one signal raises.
+            _raise_each(signals.owed())
             if signals.error is not None:
                 raise signals.error
+
+
+def _raise_each(numbers: list[int]) -> None:
+    if numbers:
+        try:
+            signal.raise_signal(numbers[0])
+        finally:
+            _raise_each(numbers[1:])
 
 
 @contextmanager

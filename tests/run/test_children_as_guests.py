@@ -195,3 +195,33 @@ def test_sigusr_goes_to_a_child_whose_name_is_not_ascii(guest: Guests) -> None:
     )
     ended = program.ends()
     assert (ended["result"], ended["came"]) == (1, True)
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["", "the first raises"])
+def test_two_signals_that_end_a_run_reach_both_handlers(raises: bool, guest: Guests) -> None:
+    program = guest(
+        """
+        def lead():
+            signal.signal(signal.SIGHUP, lambda *_: mark("passed on"))
+            mark("ready")
+            time.sleep(600)
+        """,
+        f"""
+        def handle(number, _):
+            tell(came=number)
+            if {raises} and number == signal.SIGHUP:
+                raise LookupError("by the handler")
+        for number in signal.SIGHUP, signal.SIGTERM:
+            signal.signal(number, handle)
+        with suppress(LookupError, shmacc.errors.CancelledError):
+            start(lead)
+        """,
+        grace=30,
+    )
+    program.marked("ready")
+    program.process.send_signal(signal.SIGHUP)
+    program.marked("passed on")
+    program.process.send_signal(signal.SIGTERM)
+    ended = program.ends()
+    assert ended.all("came") == [signal.SIGHUP, signal.SIGTERM]
+    assert ended["error"] == ("LookupError" if raises else "CancelledError")
