@@ -15,6 +15,7 @@ block these signals, they are noted like other signals, without a sender.
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -142,7 +143,7 @@ class CallersSignals:
         try:
             if callable(self._before[number]):
                 with masked(signal.SIG_SETMASK, self.mask):  # the handler may start processes
-                    self._before[number](number, None)
+                    self._before[number](number, sys._getframe())  # noqa: SLF001  handlers use it
             else:
                 self._give_back(number)
                 signal.raise_signal(number)

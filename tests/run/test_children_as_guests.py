@@ -225,3 +225,18 @@ def test_two_signals_that_end_a_run_reach_both_handlers(raises: bool, guest: Gue
     ended = program.ends()
     assert ended.all("came") == [signal.SIGHUP, signal.SIGTERM]
     assert ended["error"] == ("LookupError" if raises else "CancelledError")
+
+
+def test_a_handler_that_is_called_during_a_run_gets_a_frame(guest: Guests) -> None:
+    program = guest(
+        """
+        def lead():
+            os.kill(os.getppid(), signal.SIGUSR1)
+            marked("came")
+        """,
+        """
+        signal.signal(signal.SIGUSR1, lambda _, frame: mark("came", frame.f_lineno))
+        start(lead)
+        """,
+    )
+    program.ends()
