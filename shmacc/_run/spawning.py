@@ -194,7 +194,7 @@ class Starter:
         started.environment = surroundings.environment | surroundings.before
         if self.by_forkserver:  # a forkserver lives on, and passes its mask to children
             with masked(signal.SIG_SETMASK, surroundings.mask):
-                forkserver.ensure_running()
+                _ensure_forkserver()
         # Until the child is ready for the signals. For SIGPIPE see `_fetch_sigpipe`.
         with masked(signal.SIG_BLOCK, BY_DEFAULT | {signal.SIGPIPE}):
             try:
@@ -206,6 +206,21 @@ class Starter:
         # child's group is killed.
         process._children.discard(started)  # type: ignore[attr-defined]  # noqa: SLF001
         return started
+
+
+def _ensure_forkserver() -> None:
+    """Start multiprocessing's forkserver if it does not run, also if other code has reaped it."""
+    server: Any = forkserver._forkserver  # noqa: SLF001
+    pid = server._forkserver_pid  # noqa: SLF001
+    try:
+        forkserver.ensure_running()
+    except ChildProcessError:  # multiprocessing would fail with it again and again
+        with server._lock:  # noqa: SLF001
+            if server._forkserver_pid == pid:  # noqa: SLF001  else another thread was here
+                os.close(server._forkserver_alive_fd)  # noqa: SLF001
+                server._forkserver_address = server._forkserver_alive_fd = None  # noqa: SLF001
+                server._forkserver_pid = None  # noqa: SLF001
+        forkserver.ensure_running()
 
 
 def _close_pipes_of(error: OSError) -> None:

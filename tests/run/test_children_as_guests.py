@@ -240,3 +240,57 @@ def test_a_handler_that_is_called_during_a_run_gets_a_frame(guest: Guests) -> No
         """,
     )
     program.ends()
+
+
+# A forkserver that ends
+
+KILLING_ITS_SERVER: Final = """
+    def kill_server():
+        server = os.getppid()
+        os.kill(server, signal.SIGKILL)
+        until(lambda: os.getppid() != server)
+
+    def killed():
+        if once("killed"):
+            kill_server()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "done"
+
+    def work(rank):
+        mark(f"{rank} ready")
+        marked("killed")
+    def lead():
+        marked("0 ready"), marked("1 ready")
+        kill_server()
+        mark("killed")
+        return "done"
+"""
+
+
+@pytest.mark.parametrize("reaper", ["the kernel", "a thread"])
+def test_a_forkserver_that_ended_is_started_again_though_others_reaped_it(
+    reaper: str, guest: Guests
+) -> None:
+    program = guest(
+        KILLING_ITS_SERVER,
+        f"""
+        from multiprocessing import forkserver
+        if {reaper!r} == "the kernel":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        def reap():
+            while True:
+                with suppress(ChildProcessError, TypeError):  # it has no pid now
+                    os.waitid(os.P_PID, forkserver._forkserver._forkserver_pid, os.WEXITED)
+                time.sleep(0.01)
+        forkserver.ensure_running()
+        if {reaper!r} == "a thread":
+            threading.Thread(target=reap, name="own", daemon=True).start()
+        assert start(killed) == "done"
+        server = forkserver._forkserver._forkserver_pid
+        os.kill(server, signal.SIGKILL)
+        until(lambda: not os.path.exists(f"/proc/{{server}}"))
+        assert start(killed) == "done"
+        """,
+        way="forkserver",
+    )
+    program.ends()
