@@ -89,12 +89,14 @@ class _Process:
         return state not in "XZ" and self._started in {0, ticks}
 
     def send(self, number: int) -> None:
-        """Send a signal to the process's group, while the process lives."""
+        """Send a signal to the process and its group, while the process lives."""
         if self.lives():
+            outside = True  # it does not lead its group yet, or has left it for another one
             with suppress(ProcessLookupError, PermissionError):
-                try:
-                    os.killpg(self.pid, number)
-                except ProcessLookupError:  # it does not lead its group yet
+                os.killpg(self.pid, number)
+                outside = os.getpgid(self.pid) != self.pid
+            if outside:
+                with suppress(ProcessLookupError, PermissionError):
                     os.kill(self.pid, number)
 
     def handles(self, number: int) -> bool:

@@ -294,3 +294,24 @@ def test_a_forkserver_that_ended_is_started_again_though_others_reaped_it(
         way="forkserver",
     )
     program.ends()
+
+
+def test_a_child_that_left_its_group_is_signalled_beside_what_has_stayed_in_it(
+    guest: Guests,
+) -> None:
+    program = guest(
+        """
+        def lead():
+            subprocess.Popen(["sleep", "600"])
+            signal.signal(signal.SIGTERM, lambda *_: (mark("saved"), os._exit(0)))
+            os.setpgid(0, os.getpgid(os.getppid()))
+            mark("ready")
+            time.sleep(600)
+        """,
+        "start(lead)",
+        grace=30,
+    )
+    program.marked("ready")
+    program.process.send_signal(signal.SIGTERM)
+    program.ends(-signal.SIGTERM)
+    assert (guest.folder / "saved").exists()
