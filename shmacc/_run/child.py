@@ -8,7 +8,9 @@ killed child wrote only in part does not count.
 A child leads its own process group, so Ctrl-C in a terminal does not reach it. It ignores the
 signals with which a terminal stops a background group, and so do processes that it starts. It asks
 the kernel to kill it when its parent dies (PR_SET_PDEATHSIG), then checks that the parent has not
-died before. The kernel does not kill what the child started: cleaner.py does.
+died before. The kernel does not kill what the child started: cleaner.py does. It kills the children
+of a forkserver, too. These do not need their parent: it is in the caller's process group, and ends
+when that group is signalled, while the children still save their state.
 """
 
 import ctypes
@@ -230,9 +232,10 @@ def _set_up(surroundings: Surroundings) -> None:
         for thread in os.listdir("/proc/self/task"):  # loaded packages may have threads
             with suppress(ProcessLookupError):  # it has ended by now
                 os.sched_setaffinity(int(thread), surroundings.cpus)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if surroundings.parent not in {0, os.getppid()}:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if surroundings.parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if surroundings.parent != os.getppid():
+            os.kill(os.getpid(), signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_SETMASK, surroundings.mask)
 
 

@@ -315,3 +315,39 @@ def test_a_child_that_left_its_group_is_signalled_beside_what_has_stayed_in_it(
     program.process.send_signal(signal.SIGTERM)
     program.ends(-signal.SIGTERM)
     assert (guest.folder / "saved").exists()
+
+
+def test_children_go_on_when_their_forkserver_ends(guest: Guests) -> None:
+    program = guest(
+        KILLING_ITS_SERVER,
+        "tell(result=shmacc.run(lead, work, workers=2, context=WAY))",
+        way="forkserver",
+    )
+    ended = program.ends()
+    assert (ended["result"], ended.err) == ("done", "")
+
+
+def test_a_signal_to_the_callers_group_leaves_a_forkservers_children_the_time_to_save(
+    guest: Guests,
+) -> None:
+    """A shell, make or timeout(1) signal the group, to which the forkserver belongs."""
+    program = guest(
+        """
+        def save_at_end(role):
+            came = []
+            signal.signal(signal.SIGTERM, lambda *_: came.append(1))
+            mark(f"{role} ready")
+            until(lambda: came)
+            time.sleep(0.3)  # it saves
+            mark(f"{role} saved", len(came))
+        def work(rank): save_at_end(rank)
+        def lead(): save_at_end("chief")
+        """,
+        way="forkserver",
+    )
+    for role in "chief", "0", "1":
+        program.marked(f"{role} ready")
+    os.killpg(program.process.pid, signal.SIGTERM)
+    program.ends(-signal.SIGTERM)
+    for role in "chief", "0", "1":
+        assert (guest.folder / f"{role} saved").exists()
