@@ -76,7 +76,8 @@ class _Popen(popen_spawn_posix.Popen):
     _fds: list[int]  # descriptors that it inherits
 
     def _launch(self, process_obj: Any) -> None:
-        tracker: Any = resource_tracker.getfd()
+        with masked(signal.SIG_BLOCK, ()):  # a tracker that starts unblocks SIGINT and SIGTERM
+            tracker: Any = resource_tracker.getfd()
         preparation = spawn.get_preparation_data(process_obj.name)
         for key in ("init_main_from_name", "init_main_from_path"):
             preparation.pop(key, None)

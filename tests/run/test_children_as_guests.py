@@ -351,3 +351,27 @@ def test_a_signal_to_the_callers_group_leaves_a_forkservers_children_the_time_to
     program.ends(-signal.SIGTERM)
     for role in "chief", "0", "1":
         assert (guest.folder / f"{role} saved").exists()
+
+
+TELLING_ITS_MASK: Final = """
+import os, signal
+if "SHMACC_ROLE" in os.environ:
+    from helpers.guest_program import tell
+    tell(blocked=list(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+"""
+
+
+def test_all_spawned_children_are_executed_with_the_ending_signals_blocked(guest: Guests) -> None:
+    """The first one starts the tracker of multiprocessing, which unblocks two of them."""
+    program = guest(
+        """
+        def work(rank): pass
+        def lead(): pass
+        """,
+        way="spawn",
+        env=beginning_with(TELLING_ITS_MASK, guest),
+    )
+    all_blocked = program.ends().all("blocked")
+    assert len(all_blocked) == 3
+    for blocked in all_blocked:
+        assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= set(blocked)
