@@ -60,9 +60,7 @@ class CallersSignals:
             for number in signal.valid_signals():
                 handler = signal.getsignal(number)
                 if callable(handler) or (handler is signal.SIG_DFL and number in BY_DEFAULT):
-                    self._before[number] = handler
-                    self._actions[number] = ctypes.create_string_buffer(_SIGACTION)
-                    _libc.sigaction(int(number), None, self._actions[number])
+                    self._keep(number, handler)
         self._fetched = (ENDING & self._before.keys()) - self.mask
 
     @property
@@ -80,6 +78,11 @@ class CallersSignals:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._fetched)
         for number in self._before:
             signal.signal(number, self._note)
+
+    def _keep(self, number: int, handler: Any) -> None:
+        self._before[number] = handler
+        self._actions[number] = ctypes.create_string_buffer(_SIGACTION)
+        _libc.sigaction(int(number), None, self._actions[number])
 
     def put_back(self) -> None:
         """Restore the caller's handlers and mask, even if a handler raises meanwhile."""
@@ -144,6 +147,10 @@ class CallersSignals:
             if callable(self._before[number]):
                 with masked(signal.SIG_SETMASK, self.mask):  # the handler may start processes
                     self._before[number](number, sys._getframe())  # noqa: SLF001  handlers use it
+                handler = signal.getsignal(number)
+                if callable(handler) and handler != self._note:  # it has set itself again
+                    self._keep(number, handler)
+                    signal.signal(number, self._note)
             else:
                 self._give_back(number)
                 signal.raise_signal(number)

@@ -375,3 +375,32 @@ def test_all_spawned_children_are_executed_with_the_ending_signals_blocked(guest
     assert len(all_blocked) == 3
     for blocked in all_blocked:
         assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= set(blocked)
+
+
+def test_a_handler_that_sets_itself_again_is_heard_again(guest: Guests) -> None:
+    """Programs that handle SIGTSTP do so. Only a run that hears the signal stops its children."""
+    program = guest(
+        """
+        def lead():
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            mark("ready", os.getpid())
+            marked("2")
+            return "done"
+        """,
+        """
+        came = []
+        def stopped(): return "State:\\tT" in open(f"/proc/{marked('ready')}/status").read()
+        def handle(number, _):
+            signal.signal(number, handle)
+            until(stopped, 5)
+            came.append(number)
+            mark(str(len(came)))
+        signal.signal(signal.SIGTSTP, handle)
+        start(lead)
+        """,
+    )
+    program.marked("ready")
+    for event in "1", "2":
+        program.process.send_signal(signal.SIGTSTP)
+        program.marked(event)
+    assert program.ends()["result"] == "done"
