@@ -27,7 +27,7 @@ from shmacc._run import cleaner
 from shmacc._run.child import Answer, Call, Surroundings, result_of, was_raised
 from shmacc._run.namespaces import Surrounded
 from shmacc._run.record import State
-from shmacc._run.signals import CallersSignals
+from shmacc._run.signals import CallersSignals, masked
 from shmacc._run.spawning import Starter
 from shmacc.errors import WorkerDiedError
 
@@ -310,10 +310,12 @@ class Run:
         status, outcome = self._let_go(child, process)
         who = f"{child.call} (pid {process.pid})"
         error: BaseException | None = None
-        if outcome is not None and outcome[0] == "raised":
-            error = was_raised(who, *outcome[1:])
-        elif outcome is not None:
-            child.result, child.finished = result_of(outcome[1]), True
+        if outcome is not None:
+            with masked(signal.SIG_SETMASK, self._signals.mask):  # unpickling may start processes
+                if outcome[0] == "raised":
+                    error = was_raised(who, *outcome[1:])
+                else:
+                    child.result, child.finished = result_of(outcome[1]), True
         elif status == 0 and (child.call.rank >= 0 or not child.call.answers):
             child.finished = True
         if child.finished:

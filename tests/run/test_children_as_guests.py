@@ -404,3 +404,22 @@ def test_a_handler_that_sets_itself_again_is_heard_again(guest: Guests) -> None:
         program.process.send_signal(signal.SIGTSTP)
         program.marked(event)
     assert program.ends()["result"] == "done"
+
+
+def test_what_unpickling_a_result_starts_has_the_programs_signal_mask(guest: Guests) -> None:
+    program = guest(
+        """
+        def started():
+            text = subprocess.check_output(["grep", "SigBlk", "/proc/self/status"], text=True)
+            return text.split()[1]
+        class Result:
+            def __reduce__(self): return started, ()
+        def lead(): return Result()
+        """,
+        """
+        tell(own=started())
+        start(lead)
+        """,
+    )
+    ended = program.ends()
+    assert ended["result"] == ended["own"]
