@@ -8,7 +8,9 @@ killed child wrote only in part does not count.
 A child leads its own process group, so Ctrl-C in a terminal does not reach it. It ignores the
 signals with which a terminal stops a background group, and so do processes that it starts. It asks
 the kernel to kill it when its parent dies (PR_SET_PDEATHSIG), then checks that the parent has not
-died before. The kernel does not kill what the child started: cleaner.py does.
+died before. The kernel does not kill what the child started: cleaner.py does. It kills the children
+of a forkserver, too. These do not need their parent: it is in the caller's process group, and ends
+when that group is signalled, while the children still save their state.
 """
 
 import ctypes
@@ -199,17 +201,22 @@ def _from_parent(duplicate: Any, parents: str) -> Answer:
 def main(packed: Packed, surroundings: Surroundings, answer: Answer) -> None:
     """Make the call in this process, which was just started for it."""
     os.setpgid(0, 0)
+    pid = os.getpid()
     try:
         _set_up(surroundings)
         call = packed.call()
-        _return(call, call.function(*call.args), answer)
+        result = call.function(*call.args)
+        if os.getpid() == pid:  # else it is a fork of the child
+            _return(call, result, answer)
     except SystemExit:
         raise  # its exit status is the outcome
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # no traceback: the parent shows its own
-    except BaseException as error:  # noqa: BLE001  the parent shows it
+    except BaseException as error:
         _child_errors.keep(error)
-        _raise(error, answer)
+        if os.getpid() != pid:
+            raise
+        _raise(error, answer)  # the parent shows it
         sys.exit(1)
 
 
@@ -223,10 +230,12 @@ def _set_up(surroundings: Surroundings) -> None:
     os.memfd_create(cleaner.MARK + surroundings.environment[cleaner.VARIABLE])
     if surroundings.cpus is not None:
         for thread in os.listdir("/proc/self/task"):  # loaded packages may have threads
-            os.sched_setaffinity(int(thread), surroundings.cpus)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if surroundings.parent not in {0, os.getppid()}:
-        os.kill(os.getpid(), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by now
+                os.sched_setaffinity(int(thread), surroundings.cpus)
+    if surroundings.parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if surroundings.parent != os.getppid():
+            os.kill(os.getpid(), signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_SETMASK, surroundings.mask)
 
 
@@ -258,7 +267,8 @@ def _connect(output: tuple[str, str] | tuple[int, int] | None) -> None:
 
 def _return(call: Call, result: object, answer: Answer) -> None:
     if call.rank >= 0:
-        answer.write("returned", None)  # nobody asks for what a worker returns
+        with suppress(OSError):  # a limit on file sizes: status 0 tells that it has returned
+            answer.write("returned", None)  # nobody asks for what a worker returns
         return
     try:
         answer.write("returned", dumps(result))

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from shmacc._run import cleaner
 from shmacc._run.child import Answer, Call, Surroundings, result_of, was_raised
 from shmacc._run.namespaces import Surrounded
 from shmacc._run.record import State
-from shmacc._run.signals import CallersSignals
+from shmacc._run.signals import CallersSignals, masked
 from shmacc._run.spawning import Starter
 from shmacc.errors import WorkerDiedError
 
@@ -37,8 +37,9 @@ _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 _LOOK = 0.1  # seconds between two looks at signals, and at children without a pidfd
 _KILLED = 10.0  # seconds; a killed process that lives longer hangs in the kernel
 _REPORT = 1.0  # seconds within which a forkserver reports the status of an ended child
+_TRACED = 5.0  # seconds within which a tracer (a debugger, strace) waits for an ended child
 _LOOKED_AT = os.WEXITED | os.WNOWAIT | os.WNOHANG
-_LOST_BY_FORKSERVER = 255  # multiprocessing's status of a child whose forkserver has ended
+_LOST = 255  # multiprocessing's status of a child whose forkserver has ended
 _WANTS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 _log = logging.getLogger("shmacc")
@@ -88,19 +89,21 @@ class _Process:
         return state not in "XZ" and self._started in {0, ticks}
 
     def send(self, number: int) -> None:
-        """Send a signal to the process's group, while the process lives."""
+        """Send a signal to the process and its group, while the process lives."""
         if self.lives():
+            outside = True  # it does not lead its group yet, or has left it for another one
             with suppress(ProcessLookupError, PermissionError):
-                try:
-                    os.killpg(self.pid, number)
-                except ProcessLookupError:  # it does not lead its group yet
+                os.killpg(self.pid, number)
+                outside = os.getpgid(self.pid) != self.pid
+            if outside:
+                with suppress(ProcessLookupError, PermissionError):
                     os.kill(self.pid, number)
 
     def handles(self, number: int) -> bool:
         """Return whether the process has a handler for this signal."""
         with suppress(OSError):
-            for line in Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines():
-                if line.startswith("SigCgt:"):
+            for line in Path(f"/proc/{self.pid}/status").read_bytes().splitlines():
+                if line.startswith(b"SigCgt:"):
                     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
         return False
 
@@ -108,16 +111,18 @@ class _Process:
         """Kill the ended process's group; return the process's status, or None if lost."""
         status: int | None = None
         try:
-            end = os.waitid(os.P_PID, self.pid, _LOOKED_AT)
+            end, deadline = os.waitid(os.P_PID, self.pid, _LOOKED_AT), time.monotonic() + _TRACED
+            cleaner.kill_group(self.pid)
+            while end is None and time.monotonic() < deadline:  # a tracer waits for it first
+                time.sleep(_LOOK / 10)
+                end = os.waitid(os.P_PID, self.pid, _LOOKED_AT)
             if end is not None:
                 status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-                cleaner.kill_group(self.pid)
                 os.waitid(os.P_PID, self.pid, os.WEXITED)
         except ChildProcessError:  # a forkserver's child, or reaped by other code
             if self._by_forkserver and connection.wait([self._process.sentinel], _REPORT):
-                status = self._process.exitcode
-            if status == _LOST_BY_FORKSERVER:
-                status = None
+                with suppress(OSError, EOFError):  # the forkserver has ended
+                    status = forkserver.read_signed(self._process.sentinel)
             # If a process has this pid now, it is new: the number was free, so the group is gone.
             if not os.path.exists(f"/proc/{self.pid}"):
                 cleaner.kill_group(self.pid)
@@ -126,7 +131,7 @@ class _Process:
     def close(self, status: int | None) -> None:
         """Close the descriptors that `run`'s process holds for this ended process."""
         popen = self._process._popen  # noqa: SLF001  else multiprocessing asks for the status
-        popen.returncode = _LOST_BY_FORKSERVER if status is None else status
+        popen.returncode = _LOST if status is None else status
         self._process.close()
         self.answer.close()
         if self.descriptor is not None:
@@ -305,10 +310,12 @@ class Run:
         status, outcome = self._let_go(child, process)
         who = f"{child.call} (pid {process.pid})"
         error: BaseException | None = None
-        if outcome is not None and outcome[0] == "raised":
-            error = was_raised(who, *outcome[1:])
-        elif outcome is not None:
-            child.result, child.finished = result_of(outcome[1]), True
+        if outcome is not None:
+            with masked(signal.SIG_SETMASK, self._signals.mask):  # unpickling may start processes
+                if outcome[0] == "raised":
+                    error = was_raised(who, *outcome[1:])
+                else:
+                    child.result, child.finished = result_of(outcome[1]), True
         elif status == 0 and (child.call.rank >= 0 or not child.call.answers):
             child.finished = True
         if child.finished:

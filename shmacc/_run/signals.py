@@ -15,6 +15,7 @@ block these signals, they are noted like other signals, without a sender.
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,7 @@ class CallersSignals:
         self.in_haste = False
         self.error: BaseException | None = None
         self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._asked: list[int] = []
         self._noted: list[int] = []
         self._senders: set[object] = set()
         self._first = 0.0
@@ -58,9 +60,7 @@ class CallersSignals:
             for number in signal.valid_signals():
                 handler = signal.getsignal(number)
                 if callable(handler) or (handler is signal.SIG_DFL and number in BY_DEFAULT):
-                    self._before[number] = handler
-                    self._actions[number] = ctypes.create_string_buffer(_SIGACTION)
-                    _libc.sigaction(int(number), None, self._actions[number])
+                    self._keep(number, handler)
         self._fetched = (ENDING & self._before.keys()) - self.mask
 
     @property
@@ -78,6 +78,11 @@ class CallersSignals:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._fetched)
         for number in self._before:
             signal.signal(number, self._note)
+
+    def _keep(self, number: int, handler: Any) -> None:
+        self._before[number] = handler
+        self._actions[number] = ctypes.create_string_buffer(_SIGACTION)
+        _libc.sigaction(int(number), None, self._actions[number])
 
     def put_back(self) -> None:
         """Restore the caller's handlers and mask, even if a handler raises meanwhile."""
@@ -125,6 +130,8 @@ class CallersSignals:
         elif sender is None or sender in self._senders or now > self._first + _ANOTHER:
             self.in_haste = True
         self._senders.add(sender)
+        if number not in self._asked:
+            self._asked.append(number)
 
     def _stop(self, children: Iterable[Any]) -> None:
         """Stop the children's groups, which Ctrl-Z does not reach, then this process."""
@@ -139,7 +146,11 @@ class CallersSignals:
         try:
             if callable(self._before[number]):
                 with masked(signal.SIG_SETMASK, self.mask):  # the handler may start processes
-                    self._before[number](number, None)
+                    self._before[number](number, sys._getframe())  # noqa: SLF001  handlers use it
+                handler = signal.getsignal(number)
+                if callable(handler) and handler != self._note:  # it has set itself again
+                    self._keep(number, handler)
+                    signal.signal(number, self._note)
             else:
                 self._give_back(number)
                 signal.raise_signal(number)
@@ -147,9 +158,9 @@ class CallersSignals:
         except BaseException as error:  # noqa: BLE001  raised again when the run has ended
             self.error = self.error or error
 
-    def late(self) -> list[int]:
-        """Return the signals that came after the last call of `act`."""
-        return list(dict.fromkeys(self._noted))
+    def owed(self) -> list[int]:
+        """Return the signals that asked for an end, then those that came after the last `act`."""
+        return self._asked + list(dict.fromkeys(self._noted))
 
     def release_in_child(self) -> None:
         """Restore the handlers in a forked child; the child sets its own mask."""
@@ -174,12 +185,18 @@ def callers_signals() -> Iterator[CallersSignals]:
         finally:
             if _held is signals:
                 _held = outer
-            if signals.ended_by:  # even if an error has ended the run meanwhile
-                signal.raise_signal(signals.ended_by)
-            for number in signals.late():
-                signal.raise_signal(number)
+            # Even if an error has ended the run meanwhile, or the handler of one signal raises.
+            _raise_each(signals.owed())
             if signals.error is not None:
                 raise signals.error
+
+
+def _raise_each(numbers: list[int]) -> None:
+    if numbers:
+        try:
+            signal.raise_signal(numbers[0])
+        finally:
+            _raise_each(numbers[1:])
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from multiprocessing import (
     context,
     forkserver,
     popen_fork,
+    popen_forkserver,
     popen_spawn_posix,
     process,
     reduction,
@@ -49,9 +50,12 @@ def execute(
         options: Further options of `os.posix_spawn`.
     """
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, each, each) for each in passed]
+    # posix_spawn closes no descriptor above the limit, which may have been lowered meanwhile.
+    limit = os.sysconf("SC_OPEN_MAX")
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # it is closed by now
-            if descriptor > 2 and descriptor not in passed and os.get_inheritable(descriptor):  # noqa: PLR2004
+            closed = 2 < descriptor < limit and descriptor not in passed  # noqa: PLR2004
+            if closed and os.get_inheritable(descriptor):
                 actions.append((os.POSIX_SPAWN_CLOSE, descriptor))
     actions += options.pop("file_actions", ())
     # Python ignores these signals; the program must not inherit that.
@@ -72,7 +76,8 @@ class _Popen(popen_spawn_posix.Popen):
     _fds: list[int]  # descriptors that it inherits
 
     def _launch(self, process_obj: Any) -> None:
-        tracker: Any = resource_tracker.getfd()
+        with masked(signal.SIG_BLOCK, ()):  # a tracker that starts unblocks SIGINT and SIGTERM
+            tracker: Any = resource_tracker.getfd()
         preparation = spawn.get_preparation_data(process_obj.name)
         for key in ("init_main_from_name", "init_main_from_path"):
             preparation.pop(key, None)
@@ -94,13 +99,23 @@ class _Popen(popen_spawn_posix.Popen):
                 [*self._fds, tracker, read, written],
                 setpgroup=0,
             )
-            with open(data_end, "wb", closefd=False) as file:
-                file.write(data.getbuffer())
+            # With its own end to read from, this process would wait for a child that is dead.
+            ends = [self.sentinel, data_end]
+            _close(written, read)
+            try:
+                with open(data_end, "wb", closefd=False) as file:
+                    file.write(data.getbuffer())
+            except BrokenPipeError:  # it was killed before it read all: its end tells the rest
+                _fetch_sigpipe()
         except BaseException:
             _close(*ends)
             raise
         self.finalizer = util.Finalize(self, _close, (self.sentinel, data_end))
-        _close(written, read)
+
+
+def _fetch_sigpipe() -> None:
+    """Fetch the signal of a failed write; `Starter.start` blocks it, as it may end the program."""
+    signal.sigtimedwait({signal.SIGPIPE}, 0)
 
 
 class _SpawnedProcess(context.SpawnProcess):
@@ -111,6 +126,25 @@ class _SpawnedProcess(context.SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802  multiprocessing's name
         return _Popen(process_obj)
+
+
+class _ServedPopen(popen_forkserver.Popen):
+    """A process that a forkserver forks."""
+
+    def _launch(self, process_obj: Any) -> None:
+        try:
+            super()._launch(process_obj)  # type: ignore[misc]
+        except BrokenPipeError:
+            _fetch_sigpipe()
+            if self.finalizer is None:  # the forkserver has ended
+                raise
+            self.pid = forkserver.read_signed(self.sentinel)  # as above
+
+
+class _ServedProcess(context.ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  as above
+        return _ServedPopen(process_obj)
 
 
 class Starter:
@@ -145,7 +179,8 @@ class Starter:
                 "context='forkserver' starts a Python, and a frozen program has none: use 'spawn', "
                 "with multiprocessing.freeze_support(), or 'fork'"
             )
-        self._class: Any = _SpawnedProcess if method == "spawn" else found.Process
+        own = {"spawn": _SpawnedProcess, "forkserver": _ServedProcess}
+        self._class: Any = own.get(method, found.Process)
         _check_callable(calls)
         _check_may_have_children()
         self._program = None if method == "fork" or not imports else _program_for(calls)
@@ -160,8 +195,9 @@ class Starter:
         started.environment = surroundings.environment | surroundings.before
         if self.by_forkserver:  # a forkserver lives on, and passes its mask to children
             with masked(signal.SIG_SETMASK, surroundings.mask):
-                forkserver.ensure_running()
-        with masked(signal.SIG_BLOCK, BY_DEFAULT):  # until the child is ready for them
+                _ensure_forkserver()
+        # Until the child is ready for the signals. For SIGPIPE see `_fetch_sigpipe`.
+        with masked(signal.SIG_BLOCK, BY_DEFAULT | {signal.SIGPIPE}):
             try:
                 started.start()
             except OSError as error:
@@ -171,6 +207,21 @@ class Starter:
         # child's group is killed.
         process._children.discard(started)  # type: ignore[attr-defined]  # noqa: SLF001
         return started
+
+
+def _ensure_forkserver() -> None:
+    """Start multiprocessing's forkserver if it does not run, also if other code has reaped it."""
+    server: Any = forkserver._forkserver  # noqa: SLF001
+    pid = server._forkserver_pid  # noqa: SLF001
+    try:
+        forkserver.ensure_running()
+    except ChildProcessError:  # multiprocessing would fail with it again and again
+        with server._lock:  # noqa: SLF001
+            if server._forkserver_pid == pid:  # noqa: SLF001  else another thread was here
+                os.close(server._forkserver_alive_fd)  # noqa: SLF001
+                server._forkserver_address = server._forkserver_alive_fd = None  # noqa: SLF001
+                server._forkserver_pid = None  # noqa: SLF001
+        forkserver.ensure_running()
 
 
 def _close_pipes_of(error: OSError) -> None:
