@@ -156,7 +156,7 @@ def remove_names(job: Job, inner: list[str]) -> None:
         if colon and (inside or namespace == job.namespace):
             try:  # noqa: SIM105  as above
                 os.unlink(f"{job.folder}/{file}")
-            except (FileNotFoundError, PermissionError):  # another user's
+            except OSError:  # another user's, or a folder
                 pass
 
 

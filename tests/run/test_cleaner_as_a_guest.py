@@ -1,0 +1,55 @@
+"""A run's cleaner is a guest, too: of other users' files, other processes' signals, outer runs.
+
+It removes and kills what is the run's, and nothing else; and nothing but the run's end ends it.
+"""
+
+from pathlib import Path
+
+import pytest
+from helpers.guest import Guests
+from helpers.support import LONG, SHM_DIRECTORY, until
+
+from shmacc._base import names
+from shmacc._segment import run_records
+
+
+def _folder_in(namespace: str) -> Path:
+    """Make a folder in shared memory with the name of a segment, as any user can."""
+    folder = Path(SHM_DIRECTORY, f"shmacc.{namespace}:folder")
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("end", ["returns", "is killed"])
+def test_a_folder_among_a_runs_names_does_not_keep_the_others(end: str, guest: Guests) -> None:
+    program = guest(
+        """
+        def lead():
+            with shmacc.ConditionalAccumulator("f4", (), "kept"): pass
+            mark("namespace", os.environ["SHMACC_NAMESPACE"])
+            marked("over")
+            return "a week of work"
+        """,
+        "tell(result=shmacc.run(lead, context=WAY))",
+    )
+    folder = _folder_in(program.marked("namespace"))
+    try:
+        if end == "is killed":
+            program.process.kill()
+        program.mark("over")
+        until(lambda: program.names() == [folder.name])
+        program.process.wait(LONG)
+    finally:
+        folder.rmdir()
+    ended = program.ends(None)
+    assert ended.all("result") == (["a week of work"] if end == "returns" else [])
+
+
+def test_a_folder_in_a_namespace_does_not_keep_the_other_names(namespace: str) -> None:
+    folder, record = _folder_in(namespace), Path(names.of_run(namespace).path)
+    record.write_bytes(b"no record")
+    try:
+        run_records.remove_namespace(namespace)
+        assert not record.exists()
+    finally:
+        folder.rmdir()
