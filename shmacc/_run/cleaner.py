@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "SHMACC_RUN"  # in a child: the tokens of the outer runs, then the run's own
 MARK = "shmacc run "  # the name of a file in memory, before the token
+RECORD = ":%run"  # in the names of a run's record and of its semaphore
 _LOOKS = 20  # how often to look for names and processes
 _PAUSE = 0.1  # seconds
 _PF_KTHREAD = 0x200000  # in a process's flags: it belongs to the kernel
@@ -149,8 +150,10 @@ def remove_names(job: Job, inner: list[str]) -> None:
 
     If the run is unnamed, also remove names in namespaces that begin with the job's. They belong to
     failed inner runs, with which nobody can go on, since the outer run's namespace was random.
+
+    Remove the runs' records last: until then, nobody can begin a run of the same name.
     """
-    for file in os.listdir(job.folder):
+    for file in sorted(os.listdir(job.folder), key=lambda file: (RECORD in file, file)):
         namespace, colon, _ = file.removeprefix("sem.").removeprefix("shmacc.").partition(":")
         inside = namespace in inner or (not job.named and namespace.startswith(f"{job.namespace}."))
         if colon and (inside or namespace == job.namespace):

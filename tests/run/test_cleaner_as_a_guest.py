@@ -3,13 +3,16 @@
 It removes and kills what is the run's, and nothing else; and nothing but the run's end ends it.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 from helpers.guest import Guests
 from helpers.support import LONG, SHM_DIRECTORY, until
 
+import shmacc
 from shmacc._base import names
+from shmacc._run import cleaner
 from shmacc._segment import run_records
 
 
@@ -53,3 +56,30 @@ def test_a_folder_in_a_namespace_does_not_keep_the_other_names(namespace: str) -
         assert not record.exists()
     finally:
         folder.rmdir()
+
+
+def test_a_runs_record_is_the_last_name_to_go(
+    namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the record is there, no other run of this name begins, and finds names that go."""
+    with pytest.raises(ValueError, match="kept"):
+        shmacc.run(_keep, context="fork", name="digits")
+    unlinked, unlink = [], os.unlink
+
+    def noted(path: str) -> None:
+        unlinked.append(path)
+        unlink(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", noted)
+        job = cleaner.Job("", SHM_DIRECTORY, f"{namespace}.digits", named=True)
+        cleaner.remove_names(job, [])
+    assert len(unlinked) == 6
+    assert unlinked[-1] == names.of_run(f"{namespace}.digits").path
+    assert [cleaner.RECORD in path for path in unlinked] == 4 * [False] + 2 * [True]
+
+
+def _keep() -> None:
+    for name in ("a", "z"):
+        shmacc.ConditionalAccumulator("f4", (), name).close()
+    raise ValueError("kept")
