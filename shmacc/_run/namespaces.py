@@ -5,6 +5,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from shmacc._run.spawning import execute
 from shmacc._segment import run_records
 from shmacc.errors import ShmaccError
 
-_ANSWER = 10.0  # seconds within which a cleaner that lives has cleaned up
+_ANSWER = 10.0  # seconds within which a cleaner that lives has cleaned up, or a process has died
 
 
 class Cleaner:
@@ -40,6 +41,9 @@ class Cleaner:
             except BaseException:
                 self._socket.close()
                 raise
+        self._pidfd: int | None = None
+        with suppress(OSError):  # the kernel has no pidfds, or no descriptor is free
+            self._pidfd = os.pidfd_open(self._pid)
 
     def _executed(self, end: int) -> int:
         job = self._job
@@ -91,25 +95,57 @@ class Cleaner:
                 started = run_records.started_in(lambda outer: outer == self._job.namespace)
                 inner = [name.namespace for name in started if name.namespace]
         self._send(" ".join(["remove", *inner]) + "\n" if remove else "keep\n")
-        answer, poll = b"", select.poll()
+        answer, hangs, poll = b"", False, select.poll()
         poll.register(self._socket, select.POLLIN)
         with suppress(ConnectionResetError):  # the cleaner was killed before it read all
-            while not answer.endswith(b"\n") and poll.poll(1000 * _ANSWER):
-                read = self._socket.recv(4096)
+            while not answer.endswith(b"\n"):
+                hangs = not poll.poll(1000 * _ANSWER)
+                read = b"" if hangs else self._socket.recv(4096)
                 if not read:
                     break
                 answer += read
-        if not answer.endswith(b"\n"):  # the cleaner was killed, or is stopped
+        answered = answer.endswith(b"\n")
+        if not answered:  # the cleaner was killed, or is stopped
             answer = " ".join(map(str, cleaner.end(self._job))).encode()
             if remove:
                 cleaner.remove_names(self._job, inner)
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-        self._socket.close()
+            self._kill(hangs=hangs)
+        if self._pidfd is not None:
+            _reap(os.P_PIDFD, self._pidfd)
+        elif answered or hangs:
+            _reap(os.P_PID, self._pid)
         # If this process is pid 1, it must reap the killed processes.
-        for pid in (self._pid, *map(int, answer.split())):
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        for pid in map(int, answer.split()):
+            _reap(os.P_PID, pid)
+        self._close()
+
+    def _kill(self, *, hangs: bool) -> None:
+        """Kill the cleaner, which may have ended long ago.
+
+        If other code has reaped it, its pid may be another process's by now, but its pidfd is not.
+        Without a pidfd, kill it only if it `hangs`, which a process that has ended does not.
+        """
+        with suppress(OSError):  # it has ended
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            elif hangs:
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _close(self) -> None:
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
+        self._socket.close()
+
+
+def _reap(kind: int, number: int) -> None:
+    """Reap a killed process, if it is a child of this one. The kernel may not end it in time."""
+    deadline = time.monotonic() + _ANSWER
+    with suppress(OSError):
+        while os.waitid(kind, number, os.WEXITED | os.WNOHANG) is None:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.002)
 
 
 class Surrounded(NamedTuple):

@@ -5,15 +5,26 @@ It removes and kills what is the run's, and nothing else; and nothing but the ru
 
 import os
 from pathlib import Path
+from typing import Final
 
 import pytest
-from helpers.guest import Guests
+from helpers.guest import AS_PID_1, Guests, needs_pid_1
 from helpers.support import LONG, SHM_DIRECTORY, until
 
 import shmacc
 from shmacc._base import names
 from shmacc._run import cleaner
 from shmacc._segment import run_records
+
+FIND_CLEANER: Final = """
+        def cleaner_of(parent):
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                with suppress(OSError):
+                    status = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+                    command = open(f"/proc/{pid}/cmdline", "rb").read()
+                    if b"cleaner.py" in command and int(status[1]) == parent:
+                        return int(pid)
+"""
 
 
 def _folder_in(namespace: str) -> Path:
@@ -83,3 +94,41 @@ def _keep() -> None:
     for name in ("a", "z"):
         shmacc.ConditionalAccumulator("f4", (), name).close()
     raise ValueError("kept")
+
+
+@needs_pid_1
+@pytest.mark.parametrize("pidfds", ["with pidfds", "without pidfds"])
+def test_who_has_a_dead_cleaners_pid_is_neither_killed_nor_waited_for(
+    pidfds: str, guest: Guests
+) -> None:
+    program = guest(
+        FIND_CLEANER
+        + """
+        def lead():
+            cleaner = cleaner_of(os.getppid())
+            os.kill(cleaner, signal.SIGKILL)
+            until(lambda: not os.path.exists(f"/proc/{cleaner}"))  # the kernel has reaped it
+            mark("free", cleaner)
+            marked("taken")
+
+        def take():
+            pid = int(marked("free"))
+            open("/proc/sys/kernel/ns_last_pid", "w").write(str(pid - 1))
+            others.append(subprocess.Popen(["sleep", "600"], env={}, start_new_session=True))
+            tell(has_its_pid=others[0].pid == pid)
+            mark("taken")
+        """,
+        f"""
+        if {pidfds!r} == "without pidfds":
+            os.pidfd_open = lambda *_: os.open("/nowhere", os.O_RDONLY)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        others = []
+        threading.Thread(target=take).start()
+        shmacc.run(lead, context=WAY)
+        tell(lives=not gone(others[0].pid))
+        """,
+        launcher=AS_PID_1,
+    )
+    ended = program.ends()
+    assert ended["has_its_pid"]
+    assert ended["lives"]
