@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shmacc._base import names
 from shmacc._run import cleaner
 from shmacc._run.record import Called, Record, kept
+from shmacc._run.signals import masked
 from shmacc._run.spawning import execute
 from shmacc._segment import run_records
 from shmacc.errors import ShmaccError
@@ -56,13 +57,18 @@ class Cleaner:
             dict(os.environ),
             [],
             file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
-            setsid=True,  # so that a terminal's Ctrl-C does not reach the cleaner
+            # Neither a terminal's Ctrl-C, nor a signal to all processes of a job, is to end it.
+            setsid=True,
+            setsigmask=signal.valid_signals(),
         )
 
     def _forked(self, end: int) -> int:
         """Fork the cleaner: a frozen program's ``sys.executable`` would start the program again."""
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
+        parent = os.getpid()
+        with masked(signal.SIG_BLOCK, signal.valid_signals()):
+            pid = os.fork()
+            if pid != 0:
+                return pid
             try:
                 os.setsid()
                 os.dup2(end, 0)
@@ -71,7 +77,6 @@ class Cleaner:
                 cleaner.main(parent, self._job)
             finally:
                 os._exit(0)
-        return pid
 
     def note_started(self, pid: int) -> None:
         """Tell the cleaner that a child, which leads a process group, has started."""

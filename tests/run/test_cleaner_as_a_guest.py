@@ -4,6 +4,7 @@ It removes and kills what is the run's, and nothing else; and nothing but the ru
 """
 
 import os
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -132,3 +133,30 @@ def test_who_has_a_dead_cleaners_pid_is_neither_killed_nor_waited_for(
     ended = program.ends()
     assert ended["has_its_pid"]
     assert ended["lives"]
+
+
+@pytest.mark.parametrize("cleaner", ["executed", "forked"])
+def test_a_signal_to_all_processes_of_a_job_does_not_end_the_cleaner(
+    cleaner: str, guest: Guests
+) -> None:
+    program = guest(
+        """
+        def lead():
+            shmacc.ConditionalAccumulator("f4", (), "kept")
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+            mark("ready", os.getpid())
+            signal.pause()
+        """,
+        f"""
+        if {cleaner!r} == "forked":
+            sys.executable = ""
+        shmacc.run(lead, context=WAY)
+        """,
+    )
+    chief = int(program.marked("ready"))
+    for pid in program.processes() - {chief, program.process.pid}:
+        if Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
+            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP):
+                os.kill(pid, number)
+    program.process.kill()
+    program.ends(-signal.SIGKILL)
