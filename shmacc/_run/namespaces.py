@@ -51,10 +51,13 @@ class Cleaner:
         named = "named" if job.named else "unnamed"
         arguments = [str(os.getpid()), job.token, job.folder, job.namespace, named]
         arguments += [str(job.starter), *job.variables]
+        # Without the outer runs' mark, or their ends would kill it before it has removed names.
+        environment = {**os.environ}
+        environment.pop(cleaner.VARIABLE, None)
         streams = [(os.POSIX_SPAWN_DUP2, end, number) for number in (0, 1)]
         return execute(
             [sys.executable, "-I", "-S", cleaner.__file__, *arguments],
-            dict(os.environ),
+            environment,
             [],
             file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
             # Neither a terminal's Ctrl-C, nor a signal to all processes of a job, is to end it.

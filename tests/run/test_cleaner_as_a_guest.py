@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from helpers.guest import AS_PID_1, Guests, needs_pid_1
+from helpers.guest import AS_PID_1, Guests, every_start_method, needs_pid_1
 from helpers.support import LONG, SHM_DIRECTORY, until
 
 import shmacc
@@ -160,3 +160,28 @@ def test_a_signal_to_all_processes_of_a_job_does_not_end_the_cleaner(
                 os.kill(pid, number)
     program.process.kill()
     program.ends(-signal.SIGKILL)
+
+
+@every_start_method
+def test_the_end_of_an_outer_run_leaves_the_inner_cleaner_its_work(way: str, guest: Guests) -> None:
+    """Nobody can go on with an unnamed run, so its names go, though the outer run's names stay."""
+    program = guest(
+        """
+        def inner():
+            shmacc.ConditionalAccumulator("f4", (), "kept")
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+            os.kill(int(marked("lead")), signal.SIGKILL)
+            signal.pause()
+
+        def lead():
+            mark("lead", os.getpid())
+            shmacc.run(inner, context=WAY)
+        """,
+        """
+        with suppress(shmacc.errors.WorkerDiedError):
+            shmacc.run(lead, context=WAY, name="outer", restarts=0)
+        """,
+        way=way,
+    )
+    program.ends(names_stay=True)
+    assert not [name for name in program.names() if ".run-" in name]
