@@ -1,7 +1,6 @@
 """The namespace of a run's children, and the process that cleans up after them (cleaner.py)."""
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -34,7 +33,9 @@ class Cleaner:
         given = os.urandom(8).hex(), names.SHM_DIRECTORY, namespace, named
         self._job = cleaner.Job(*given, starter, variables)
         self.mark = "/".join((*os.environ.get(cleaner.VARIABLE, "").split("/"), self._job.token))
+        self._unsent = b""
         self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)  # noqa: FBT003  a stopped cleaner does not read
         forked = getattr(sys, "frozen", False) or not sys.executable
         with theirs:
             try:
@@ -90,8 +91,12 @@ class Cleaner:
         self._send(f"-{pid}\n")
 
     def _send(self, line: str) -> None:
-        with suppress(OSError):  # the cleaner was killed
-            self._socket.sendall(line.encode(), socket.MSG_NOSIGNAL)
+        """Send a line, or as much as a cleaner takes that is stopped; the rest is sent later."""
+        self._unsent += line.encode()
+        with suppress(OSError):  # it takes no more now, or was killed
+            while self._unsent:
+                sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
+                self._unsent = self._unsent[sent:]
 
     def finish(self, *, remove: bool) -> None:
         """Let the cleaner end leftover processes, and remove the names if `remove`. Idempotent."""
@@ -102,16 +107,7 @@ class Cleaner:
             with suppress(OSError, ShmaccError):
                 started = run_records.started_in(lambda outer: outer == self._job.namespace)
                 inner = [name.namespace for name in started if name.namespace]
-        self._send(" ".join(["remove", *inner]) + "\n" if remove else "keep\n")
-        answer, hangs, poll = b"", False, select.poll()
-        poll.register(self._socket, select.POLLIN)
-        with suppress(ConnectionResetError):  # the cleaner was killed before it read all
-            while not answer.endswith(b"\n"):
-                hangs = not poll.poll(1000 * _ANSWER)
-                read = b"" if hangs else self._socket.recv(4096)
-                if not read:
-                    break
-                answer += read
+        answer, hangs = self._answer(" ".join(["remove", *inner]) if remove else "keep")
         answered = answer.endswith(b"\n")
         if not answered:  # the cleaner was killed, or is stopped
             answer = " ".join(map(str, cleaner.end(self._job))).encode()
@@ -126,6 +122,20 @@ class Cleaner:
         for pid in map(int, answer.split()):
             _reap(os.P_PID, pid)
         self._close()
+
+    def _answer(self, line: str) -> tuple[bytes, bool]:
+        """Return what the cleaner answers to its last line, and whether it hangs."""
+        answer = b""
+        self._socket.settimeout(_ANSWER)
+        try:
+            self._socket.sendall(self._unsent + f"{line}\n".encode(), socket.MSG_NOSIGNAL)
+            while not answer.endswith(b"\n") and (read := self._socket.recv(4096)):
+                answer += read
+        except TimeoutError:
+            return answer, True
+        except OSError:  # the cleaner was killed before it read all
+            pass
+        return answer, False
 
     def _kill(self, *, hangs: bool) -> None:
         """Kill the cleaner, which may have ended long ago.

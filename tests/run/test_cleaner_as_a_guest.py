@@ -13,8 +13,9 @@ from helpers.guest import AS_PID_1, Guests, every_start_method, needs_pid_1
 from helpers.support import LONG, SHM_DIRECTORY, until
 
 import shmacc
+from shmacc import testing
 from shmacc._base import names
-from shmacc._run import cleaner
+from shmacc._run import cleaner, namespaces
 from shmacc._segment import run_records
 
 FIND_CLEANER: Final = """
@@ -185,3 +186,24 @@ def test_the_end_of_an_outer_run_leaves_the_inner_cleaner_its_work(way: str, gue
     )
     program.ends(names_stay=True)
     assert not [name for name in program.names() if ".run-" in name]
+
+
+@pytest.mark.parametrize("then", ["goes on", "stays stopped"])
+def test_a_stopped_cleaner_holds_up_no_run_however_much_it_is_told(
+    then: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instructed = namespaces.Cleaner(namespace, named=False)
+    os.kill(instructed._pid, signal.SIGSTOP)
+    for number in range(2**22, 2**22 + 5000):  # larger than a pid can be
+        instructed.note_started(number)
+        instructed.note_ended(number)
+    Path(SHM_DIRECTORY, f"shmacc.{namespace}:kept").touch()
+    if then == "goes on":
+        os.kill(instructed._pid, signal.SIGCONT)
+        monkeypatch.delattr(cleaner, "end")  # this process need not do it
+    else:
+        monkeypatch.setattr(namespaces, "_ANSWER", 0.2)
+    instructed.finish(remove=True)
+    assert testing.leaked_names(namespace) == ()
+    with pytest.raises(ProcessLookupError):
+        os.kill(instructed._pid, 0)
