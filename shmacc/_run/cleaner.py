@@ -6,8 +6,9 @@ run starts it, so it imports little, and nothing of this library. The run's proc
 with further namespaces to clear, or ``keep``, if the names must stay. It answers with the pids that
 it has killed.
 
-It notices the death of the run's process by a pidfd, or because its own parent changes. The end of
-its standard input is no sign: processes that the program forks keep the other end open.
+It notices the death of the run's process by a pidfd, or because its own parent changes; and by the
+end of its standard input that this process executes another program. A death may not end the input:
+a process that was forked by other code than Python's keeps the other end open.
 
 A process belongs to the run if it is in a child's group, or if it has the run's token. An executed
 program has the token in its environment; a forked process has it in the name of an inherited file

@@ -46,6 +46,7 @@ class Cleaner:
         self._pidfd: int | None = None
         with suppress(OSError):  # the kernel has no pidfds, or no descriptor is free
             self._pidfd = os.pidfd_open(self._pid)
+        _in_use.add(self)
 
     def _executed(self, end: int) -> int:
         job = self._job
@@ -150,10 +151,25 @@ class Cleaner:
                 os.kill(self._pid, signal.SIGKILL)
 
     def _close(self) -> None:
+        _in_use.discard(self)
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
         self._socket.close()
+
+    @staticmethod
+    def close_in_child() -> None:
+        """Close all cleaners' sockets after a fork.
+
+        The child must not instruct its parent's cleaner. And it might keep the sockets open when
+        its parent executes another program, which the cleaner sees only by the end of its input.
+        """
+        for each in tuple(_in_use):
+            each._close()  # noqa: SLF001
+
+
+_in_use: set[Cleaner] = set()
+os.register_at_fork(after_in_child=Cleaner.close_in_child)
 
 
 def _reap(kind: int, number: int) -> None:

@@ -207,3 +207,27 @@ def test_a_stopped_cleaner_holds_up_no_run_however_much_it_is_told(
     assert testing.leaked_names(namespace) == ()
     with pytest.raises(ProcessLookupError):
         os.kill(instructed._pid, 0)
+
+
+def test_a_run_ends_when_its_process_executes_another_program(guest: Guests) -> None:
+    program = guest(
+        """
+        def work(rank):
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+            shmacc.ConditionalAccumulator("f4", (), "kept")
+            mark("ready")
+            signal.pause()
+        def lead():
+            signal.pause()
+        """,
+        """
+        signal.signal(signal.SIGALRM, lambda *_: os.execv("/bin/sleep", ["sleep", "600"]))
+        shmacc.run(lead, work, workers=1, context=WAY)
+        """,
+    )
+    program.marked("ready")
+    program.process.send_signal(signal.SIGALRM)
+    until(lambda: program.processes() == {program.process.pid} and not program.names())
+    assert program.process.poll() is None
+    program.process.kill()
+    program.ends(-signal.SIGKILL)
