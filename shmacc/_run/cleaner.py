@@ -112,7 +112,12 @@ def _environment(pid: str) -> list[bytes]:
 
 
 def _processes(belongs: "Callable[[str], bool]", oldest: int = 0) -> "Iterator[int]":
-    """Yield the other processes that `belongs` accepts, begun at the tick `oldest` or later."""
+    """Yield the other processes that `belongs` accepts, begun at the tick `oldest` or later.
+
+    If /proc is not of this namespace of pids, yield none: its pids are those of other processes.
+    """
+    if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":
+        return
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             state, ticks = started(name)

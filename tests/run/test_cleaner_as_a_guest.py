@@ -5,6 +5,7 @@ It removes and kills what is the run's, and nothing else; and nothing but the ru
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from helpers.support import LONG, SHM_DIRECTORY, until
 import shmacc
 from shmacc import testing
 from shmacc._base import names
-from shmacc._run import cleaner, namespaces
+from shmacc._run import child, cleaner, namespaces
 from shmacc._segment import run_records
 
 FIND_CLEANER: Final = """
@@ -27,6 +28,23 @@ FIND_CLEANER: Final = """
                     if b"cleaner.py" in command and int(status[1]) == parent:
                         return int(pid)
 """
+
+_WITH_OUTER_PROC: Final = """
+import os, subprocess, sys
+with open("other", "w+") as other:
+    for number in range(3, 100):
+        if number != other.fileno():
+            os.dup2(other.fileno(), number)
+    sys.exit(subprocess.call(["unshare", "--pid", "--fork", "--kill-child", *sys.argv[1:]]))
+"""
+
+
+def with_outer_proc(command: list[str]) -> list[str]:
+    """Start a program as pid 1 of a namespace, with the /proc of another one, which is also new.
+
+    There another process is pid 1, and its descriptors lead to the file "other".
+    """
+    return AS_PID_1([sys.executable, "-c", _WITH_OUTER_PROC, *command])
 
 
 def _folder_in(namespace: str) -> Path:
@@ -231,3 +249,42 @@ def test_a_run_ends_when_its_process_executes_another_program(guest: Guests) -> 
     assert program.process.poll() is None
     program.process.kill()
     program.ends(-signal.SIGKILL)
+
+
+@needs_pid_1
+@every_start_method
+def test_with_an_outer_proc_a_chief_that_closes_its_files_still_answers(
+    way: str, guest: Guests
+) -> None:
+    program = guest(
+        """
+        def lead():
+            os.closerange(3, 4096)
+            return "an answer"
+        """,
+        "print(shmacc.run(lead, context=WAY))",
+        launcher=with_outer_proc,
+        way=way,
+    )
+    assert program.ends().out == "an answer\n"
+    assert (guest.folder / "other").read_bytes() == b""
+
+
+def test_an_answer_is_never_written_into_another_file(tmp_path: Path) -> None:
+    answer, other = child.Answer(os.memfd_create("answer")), tmp_path / "other"
+    os.close(answer._descriptor)
+    other.write_bytes(b"another process's")
+    answer._parents = str(other)
+    with pytest.raises(OSError, match="closed"):
+        answer.write("returned", "an answer")
+    assert other.read_bytes() == b"another process's"
+
+
+@needs_pid_1
+def test_with_an_outer_proc_the_cleaner_takes_no_process_for_another(guest: Guests) -> None:
+    program = guest(
+        "from shmacc._run import cleaner",
+        "tell(found=list(cleaner._processes(lambda pid: True)))",
+        launcher=with_outer_proc,
+    )
+    assert program.ends()["found"] == []
