@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # as `typing` has it, which takes longer to import than a
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-VARIABLE = "SHMACC_RUN"  # in a child: the tokens of the outer runs, then the run's own
+VARIABLE = "SHMACC_RUN"  # in a child: the tokens of outer runs, then the run's own
 MARK = "shmacc run "  # the name of a file in memory, before the token
 RECORD = ":%run"  # in the names of a run's record and of its semaphore
 _LOOKS = 20  # how often to look for names and processes
@@ -142,7 +142,8 @@ def _is_marked(pid: str, token: str) -> bool:
             target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
         except FileNotFoundError:  # closed meanwhile
             continue
-        if target.startswith(mark) and token in target[len(mark) :].split()[0].split("/"):
+        tokens = target.removeprefix(mark).removesuffix(" (deleted)").split("/")
+        if target.startswith(mark) and token in tokens:
             return True
     variable = f"{VARIABLE}=".encode()
     return any(

@@ -1,6 +1,7 @@
 """The namespace of a run's children, and the process that cleans up after them (cleaner.py)."""
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -17,6 +18,8 @@ from shmacc._run.spawning import execute
 from shmacc._segment import run_records
 from shmacc.errors import ShmaccError
 
+_TOKEN = re.compile(r"[0-9a-f]{16}")
+_TOKENS = 13  # so many fit into the name of a file in memory, which has at most 249 bytes
 _ANSWER = 10.0  # seconds within which a cleaner that lives has cleaned up, or a process has died
 
 
@@ -24,7 +27,8 @@ class Cleaner:
     """Starts and instructs the process that cleans up after a run (cleaner.py).
 
     Attributes:
-        mark: The mark of the run's processes: the tokens of the outer runs, then this run's token.
+        mark: The mark of the run's processes: the tokens of the innermost outer runs, then this
+            run's token.
     """
 
     def __init__(
@@ -32,7 +36,8 @@ class Cleaner:
     ) -> None:
         given = os.urandom(8).hex(), names.SHM_DIRECTORY, namespace, named
         self._job = cleaner.Job(*given, starter, variables)
-        self.mark = "/".join((*os.environ.get(cleaner.VARIABLE, "").split("/"), self._job.token))
+        outer = filter(_TOKEN.fullmatch, os.environ.get(cleaner.VARIABLE, "").split("/"))
+        self.mark = "/".join([*outer, self._job.token][-_TOKENS:])
         self._unsent = b""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)  # noqa: FBT003  a stopped cleaner does not read

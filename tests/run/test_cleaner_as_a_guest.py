@@ -288,3 +288,32 @@ def test_with_an_outer_proc_the_cleaner_takes_no_process_for_another(guest: Gues
         launcher=with_outer_proc,
     )
     assert program.ends()["found"] == []
+
+
+_DEEP: Final = "/".join(f"{number:016x}" for number in range(40))
+
+
+@pytest.mark.parametrize("given", ["my run", "x" * 1000, _DEEP], ids=["space", "long", "deep"])
+def test_strays_are_found_whatever_the_variable_of_outer_runs_has(
+    given: str, guest: Guests
+) -> None:
+    program = guest(
+        """
+        def lead():
+            if os.fork() == 0:
+                os.setsid()
+                mark("stray", os.getpid())
+                signal.pause()
+            marked("stray")
+            return os.environ["SHMACC_RUN"]
+        """,
+        """
+        mark_of_run = shmacc.run(lead, context=WAY)
+        tell(ended=gone(marked("stray")), mark=mark_of_run)
+        """,
+        env={cleaner.VARIABLE: given},
+    )
+    ended = program.ends()
+    assert ended["ended"]
+    *outer, _ = ended["mark"].split("/")
+    assert outer == (_DEEP.split("/")[-12:] if given == _DEEP else [])
