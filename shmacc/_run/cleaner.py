@@ -264,4 +264,7 @@ def main(parent: int, job: Job) -> None:
 if __name__ == "__main__":
     _parent, _token, _folder, _namespace, _kind, _starter, *_variables = sys.argv[1:]
     _more = int(_starter), tuple(_variables)
-    main(int(_parent), Job(_token, _folder, _namespace, _kind == "named", *_more))
+    # If a script stands for Python, and starts it, this process does not see the end of `parent`,
+    # and must not take its own parent for a new one.
+    if os.getppid() == int(_parent) or started(_parent)[0] in "XZ":
+        main(int(_parent), Job(_token, _folder, _namespace, _kind == "named", *_more))

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import spawn
 from typing import NamedTuple
 
 from shmacc._base import names
@@ -41,10 +42,12 @@ class Cleaner:
         self._unsent = b""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)  # noqa: FBT003  a stopped cleaner does not read
-        forked = getattr(sys, "frozen", False) or not sys.executable
+        # A program that embeds Python has told multiprocessing where Python is.
+        python = None if getattr(sys, "frozen", False) else spawn.get_executable()
         with theirs:
             try:
-                self._pid = (self._forked if forked else self._executed)(theirs.fileno())
+                end = theirs.fileno()
+                self._pid = self._executed(python, end) if python else self._forked(end)
             except BaseException:
                 self._socket.close()
                 raise
@@ -53,7 +56,7 @@ class Cleaner:
             self._pidfd = os.pidfd_open(self._pid)
         _in_use.add(self)
 
-    def _executed(self, end: int) -> int:
+    def _executed(self, python: str, end: int) -> int:
         job = self._job
         named = "named" if job.named else "unnamed"
         arguments = [str(os.getpid()), job.token, job.folder, job.namespace, named]
@@ -63,7 +66,7 @@ class Cleaner:
         environment.pop(cleaner.VARIABLE, None)
         streams = [(os.POSIX_SPAWN_DUP2, end, number) for number in (0, 1)]
         return execute(
-            [sys.executable, "-I", "-S", cleaner.__file__, *arguments],
+            [python, "-I", "-S", cleaner.__file__, *arguments],
             environment,
             [],
             file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],

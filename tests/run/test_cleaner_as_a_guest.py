@@ -317,3 +317,47 @@ def test_strays_are_found_whatever_the_variable_of_outer_runs_has(
     assert ended["ended"]
     *outer, _ = ended["mark"].split("/")
     assert outer == (_DEEP.split("/")[-12:] if given == _DEEP else [])
+
+
+@every_start_method
+def test_a_program_that_embeds_python_has_a_cleaner(way: str, guest: Guests) -> None:
+    program = guest(
+        """
+        def lead():
+            shmacc.ConditionalAccumulator("f4", (), "kept")
+            mark("ready")
+            signal.pause()
+        """,
+        """
+        import multiprocessing
+        multiprocessing.set_executable(sys.executable)
+        sys.executable = "/bin/false"
+        shmacc.run(lead, context=WAY)
+        """,
+        way=way,
+    )
+    program.marked("ready")
+    program.process.kill()
+    program.ends(-signal.SIGKILL)
+
+
+def test_a_cleaner_whose_python_a_script_starts_removes_nothing_of_a_living_run(
+    guest: Guests,
+) -> None:
+    script = guest.folder / "python"
+    script.write_text(f'#!/bin/sh\n{sys.executable} "$@"\ntouch ended\n')
+    script.chmod(0o700)
+    program = guest(
+        """
+        def lead():
+            with shmacc.ConditionalAccumulator("f4", (), "kept") as kept:
+                marked("ended")
+                return len(shmacc.testing.leaked_names(os.environ["SHMACC_NAMESPACE"]))
+        """,
+        f"""
+        import multiprocessing, shmacc.testing
+        multiprocessing.set_executable({str(script)!r})
+        tell(names=shmacc.run(lead, context=WAY))
+        """,
+    )
+    assert program.ends()["names"] == 4
