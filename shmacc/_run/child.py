@@ -147,7 +147,8 @@ class Answer:
         finally:
             os.close(descriptor)
         self._file = os.fstat(self._descriptor)
-        self._parents = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        # /proc may be of an outer namespace of pids, where this process has another pid.
+        self._parents = os.path.realpath("/proc/self") + f"/fd/{self._descriptor}"
 
     def __reduce__(self) -> tuple[Callable[[Any, str], "Answer"], tuple[Any, str]]:
         return _from_parent, (reduction.DupFd(self._descriptor), self._parents)
@@ -175,8 +176,12 @@ class Answer:
         with suppress(OSError):
             if os.path.samestat(os.fstat(self._descriptor), self._file):
                 return self._descriptor
-        self._descriptor = os.open(self._parents, os.O_RDWR)
-        return self._descriptor
+        descriptor = os.open(self._parents, os.O_RDWR)
+        if not os.path.samestat(os.fstat(descriptor), self._file):
+            os.close(descriptor)
+            raise OSError("the file for it was closed")
+        self._descriptor = descriptor
+        return descriptor
 
     def read(self) -> tuple[Any, ...] | None:
         """Return the outcome; None if there is none, or only a part of it."""

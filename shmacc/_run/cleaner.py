@@ -6,8 +6,9 @@ run starts it, so it imports little, and nothing of this library. The run's proc
 with further namespaces to clear, or ``keep``, if the names must stay. It answers with the pids that
 it has killed.
 
-It notices the death of the run's process by a pidfd, or because its own parent changes. The end of
-its standard input is no sign: processes that the program forks keep the other end open.
+It notices the death of the run's process by a pidfd, or because its own parent changes; and by the
+end of its standard input that this process executes another program. A death may not end the input:
+a process that was forked by other code than Python's keeps the other end open.
 
 A process belongs to the run if it is in a child's group, or if it has the run's token. An executed
 program has the token in its environment; a forked process has it in the name of an inherited file
@@ -27,8 +28,9 @@ TYPE_CHECKING = False  # as `typing` has it, which takes longer to import than a
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-VARIABLE = "SHMACC_RUN"  # in a child: the tokens of the outer runs, then the run's own
+VARIABLE = "SHMACC_RUN"  # in a child: the tokens of outer runs, then the run's own
 MARK = "shmacc run "  # the name of a file in memory, before the token
+RECORD = ":%run"  # in the names of a run's record and of its semaphore
 _LOOKS = 20  # how often to look for names and processes
 _PAUSE = 0.1  # seconds
 _PF_KTHREAD = 0x200000  # in a process's flags: it belongs to the kernel
@@ -110,7 +112,12 @@ def _environment(pid: str) -> list[bytes]:
 
 
 def _processes(belongs: "Callable[[str], bool]", oldest: int = 0) -> "Iterator[int]":
-    """Yield the other processes that `belongs` accepts, begun at the tick `oldest` or later."""
+    """Yield the other processes that `belongs` accepts, begun at the tick `oldest` or later.
+
+    If /proc is not of this namespace of pids, yield none: its pids are those of other processes.
+    """
+    if os.path.realpath("/proc/self") != f"/proc/{os.getpid()}":
+        return
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             state, ticks = started(name)
@@ -135,7 +142,8 @@ def _is_marked(pid: str, token: str) -> bool:
             target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
         except FileNotFoundError:  # closed meanwhile
             continue
-        if target.startswith(mark) and token in target[len(mark) :].split()[0].split("/"):
+        tokens = target.removeprefix(mark).removesuffix(" (deleted)").split("/")
+        if target.startswith(mark) and token in tokens:
             return True
     variable = f"{VARIABLE}=".encode()
     return any(
@@ -149,14 +157,16 @@ def remove_names(job: Job, inner: list[str]) -> None:
 
     If the run is unnamed, also remove names in namespaces that begin with the job's. They belong to
     failed inner runs, with which nobody can go on, since the outer run's namespace was random.
+
+    Remove the runs' records last: until then, nobody can begin a run of the same name.
     """
-    for file in os.listdir(job.folder):
+    for file in sorted(os.listdir(job.folder), key=lambda file: (RECORD in file, file)):
         namespace, colon, _ = file.removeprefix("sem.").removeprefix("shmacc.").partition(":")
         inside = namespace in inner or (not job.named and namespace.startswith(f"{job.namespace}."))
         if colon and (inside or namespace == job.namespace):
             try:  # noqa: SIM105  as above
                 os.unlink(f"{job.folder}/{file}")
-            except (FileNotFoundError, PermissionError):  # another user's
+            except OSError:  # another user's, or a folder
                 pass
 
 
@@ -254,4 +264,7 @@ def main(parent: int, job: Job) -> None:
 if __name__ == "__main__":
     _parent, _token, _folder, _namespace, _kind, _starter, *_variables = sys.argv[1:]
     _more = int(_starter), tuple(_variables)
-    main(int(_parent), Job(_token, _folder, _namespace, _kind == "named", *_more))
+    # If a script stands for Python, and starts it, this process does not see the end of `parent`,
+    # and must not take its own parent for a new one.
+    if os.getppid() == int(_parent) or started(_parent)[0] in "XZ":
+        main(int(_parent), Job(_token, _folder, _namespace, _kind == "named", *_more))

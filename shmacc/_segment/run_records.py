@@ -237,6 +237,6 @@ def remove_namespace(namespace: str) -> None:
         if name is not None and is_inside(name.namespace):
             found.append((name.is_of_run, not semaphore, file_name))
     for _, _, file_name in sorted(found):
-        # Another user may have made a file of such a name.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
+        # Another user may have made a file or folder of such a name.
+        with contextlib.suppress(OSError):
             os.unlink(f"{names.SHM_DIRECTORY}/{file_name}")
