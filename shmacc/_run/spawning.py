@@ -99,7 +99,8 @@ class _Popen(popen_spawn_posix.Popen):
                 [*self._fds, tracker, read, written],
                 setpgroup=0,
             )
-            # With its own end to read from, this process would wait for a child that is dead.
+            # With its own end to read from, this process would wait for a child that is dead
+            # (python/cpython#118981).
             ends = [self.sentinel, data_end]
             _close(written, read)
             try:
