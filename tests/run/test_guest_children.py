@@ -2,11 +2,13 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Final
 
 import pytest
 from helpers.apart import needs_root
 from helpers.guest import Guests, every_way
+from helpers.support import SHM_DIRECTORY
 
 
 @every_way
@@ -232,6 +234,9 @@ def test_a_killed_worker_leaves_nothing_of_its_pool(way: str, guest: Guests) -> 
         def nap(_): mark(f"napping {os.getpid()}"), time.sleep(600)
         def work(rank):
             if once("begun"):
+                prefix = f"test-pool-{os.getpid()}"
+                multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"
+                mark("prefix", prefix)
                 pool = multiprocessing.get_context("spawn").Pool(2)
                 pool.map_async(nap, range(2))
                 until(lambda: len([n for n in os.listdir(os.environ["GUEST_FOLDER"])
@@ -248,3 +253,6 @@ def test_a_killed_worker_leaves_nothing_of_its_pool(way: str, guest: Guests) -> 
         grace=30,
     )
     program.ends()
+    # With the group, the kernel has killed the tracker that would have removed the pool's locks.
+    for lock in Path(SHM_DIRECTORY).glob(f"sem.{program.marked('prefix')}*"):
+        lock.unlink()
