@@ -8,9 +8,10 @@ killed child wrote only in part does not count.
 A child leads its own process group, so Ctrl-C in a terminal does not reach it. It ignores the
 signals with which a terminal stops a background group, and so do processes that it starts. It asks
 the kernel to kill it when its parent dies (PR_SET_PDEATHSIG), then checks that the parent has not
-died before. The kernel does not kill what the child started: cleaner.py does. It kills the children
-of a forkserver, too. These do not need their parent: it is in the caller's process group, and ends
-when that group is signalled, while the children still save their state.
+died before. The kernel does not kill what the child started: cleaner.py does.
+
+A forkserver's child does not ask the kernel for this: cleaner.py kills it, too. Its parent is the
+forkserver, which a signal to the caller's group ends, while the child still saves its state.
 """
 
 import ctypes

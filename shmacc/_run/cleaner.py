@@ -135,7 +135,7 @@ def kill_marked(token: str) -> list[int]:
 
 
 def _is_marked(pid: str, token: str) -> bool:
-    # The files first: an execution closes them, and then it sets the environment.
+    # Look at the files first: an execution closes them before it sets the environment.
     mark = f"/memfd:{MARK}"
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:

@@ -70,7 +70,7 @@ class Cleaner:
             environment,
             [],
             file_actions=[*streams, (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)],
-            # Neither a terminal's Ctrl-C, nor a signal to all processes of a job, is to end it.
+            # A terminal's Ctrl-C must not end it, nor a signal to all processes of a job.
             setsid=True,
             setsigmask=signal.valid_signals(),
         )

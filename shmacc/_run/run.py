@@ -177,9 +177,9 @@ def supervise(
 
 @contextmanager
 def _open_standard_streams() -> Iterator[None]:
-    """Open /dev/null as the caller's closed standard streams for the block.
+    """In the block, /dev/null is open as each standard stream that the caller has closed.
 
-    Otherwise the run's pipes and sockets would get their numbers, and what a C library prints.
+    Otherwise the run's pipes would get such numbers, and with them what a C library prints.
     """
     opened = open_standard_streams()
     try:

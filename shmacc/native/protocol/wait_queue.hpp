@@ -12,7 +12,7 @@
 //           process died before it woke them.
 //   wake    each waiter sleeps on a futex word of its own entry, and checks again when its slice ends, so a
 //           lost wake-up (its sender was killed) costs a slice, never a hang. A wake often follows a commit, or stands
-//           in a destructor, so it must not throw: without memory to read the whole table, it is lost.
+//           in a destructor, so it must not throw. If there is no memory to read the whole table, it is lost, too.
 //   order   a take that joins stores its ticket, then looks for the head, a cancel and a closed handle. A take
 //           that leaves, a cancel and a handle's close store their own word, then look for tickets to wake. One
 //           of the two sides must see the other's store, or a waiter would sleep through a slice that should

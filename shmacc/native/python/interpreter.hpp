@@ -95,9 +95,9 @@ inline nb::object attribute_or(nb::handle object, const char* name, nb::object o
     return otherwise;
 }
 
-// The Python object of a C++ object that stays in a list until its destructor, for those who find it there. This counts
-// as no reference. `nb::find` will not do: while Python destroys an object, weak references call back before the
-// destructor, and nanobind would make a second Python object then, which would outlive the C++ object.
+// Leads from a C++ object, which stays in a list until its destructor, to its Python object. This holds no reference.
+// `nb::find` will not do: while Python destroys an object, weak references call back before the destructor, and
+// nanobind would make a second Python object then, which would outlive the C++ object.
 class OwnObject {
   public:
     // Call it while Python uses the object.

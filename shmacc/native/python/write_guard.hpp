@@ -30,8 +30,8 @@
 // the exception for another thread's write. What is raised inside a finalizer or a callback, Python prints ("Exception
 // ignored") and drops; the write is undone all the same. In hooks of os.fork that would also break the hook: so
 // `before_fork` undoes the write, and the exception comes after the fork, in the parent. (Hooks that were registered
-// after these may still be hit.) If Python's queue of calls is full, the next use of the library raises it; also if
-// there is no memory for the exception: then a MemoryError comes first, and the write is undone by then.
+// after these may still be hit.) If Python's queue of calls is full, the next use of the library raises it. The same
+// holds if there is no memory for the exception: then a MemoryError comes first, and the write is undone by then.
 //
 // The handler. (In a thread that has blocked SIGSEGV the kernel ends the process.) The signal is synchronous: the
 // interrupted code is a store into an array, which holds no lock that the handler needs. Other faults, and signals that
